@@ -1,0 +1,135 @@
+// Program: one native split, planned, immutable. It travels as bytes (an attribute of the FFI
+// call), never as a process-local handle, because XLA executables outlive the process.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ffi/core/dtype.h"
+#include "ffi/core/status.h"
+
+namespace jaxgraph {
+
+constexpr int kMaxRank = 8;
+
+// Kinds of node. The numbers are part of the program format: never renumber.
+enum class Op : uint8_t {
+  kView = 0,     // srcs [x], outs [view of x]; launches nothing
+  kExpr = 1,     // fused elementwise over strided views; params: ExprProgram (expr.h)
+  kRow = 2,      // EXPR plus reductions over the last axis; params: ExprProgram (expr.h)
+  kMatmul = 3,   // outs [b0,b1,M,N] = srcs [b0,b1,M,K] x [b0,b1,K,N]; no params. f32 accumulation
+                 // for f16/bf16/f32, f64 for f64; one rounding to the output's dtype
+  kGather = 4,   // params: IndexParams; see there
+  kSetRows = 5,  // params: IndexParams; see there
+  kCopy = 6,     // outs [y] = srcs [x]; same shape and dtype, any strides
+};
+constexpr int kNumOps = 7;
+const char* NameOf(Op op);
+
+// Where a tensor lies and how it is laid out: address = bases[base] + offset.
+struct TensorRef {
+  DType dtype = DType::kF32;
+  uint8_t rank = 0;
+  uint32_t base = 0;   // index into Program::bases
+  int64_t offset = 0;  // bytes
+  std::array<int64_t, kMaxRank> shape{};
+  std::array<int64_t, kMaxRank> strides{};  // elements, 0 where broadcast, may be negative
+
+  int64_t num_elements() const;
+};
+
+// How an index beyond the bounds is treated by GATHER and SET_ROWS.
+enum class IndexMode : uint8_t {
+  kClip = 0,             // the start is clamped so that the whole slice fits (XLA's dynamic slices)
+  kFillOrDrop = 1,       // GATHER writes `fill`, SET_ROWS skips the slice, if any part is outside
+  kPromiseInBounds = 2,  // the caller promises; kernels still clamp, so that memory stays safe
+};
+
+// Params of GATHER and SET_ROWS, in this layout (little endian, 24 bytes).
+// GATHER:   outs [n, s0..s(R-1)], srcs [operand of rank R, index_0 [n] .. index_(C-1) [n]]:
+//           out[i, j0..] = operand[start(i) + j], where start(i)[dim[c]] = index_c[i], else 0.
+// SET_ROWS: outs [dest of rank R], srcs [dest (the same address and layout), updates [n, s0..],
+//           index_0 [n] ..]: dest[start(i) + j] = updates[i, j], i ascending; the last one wins.
+struct IndexParams {
+  IndexMode mode = IndexMode::kClip;
+  uint8_t num_components = 0;  // C <= 8
+  uint8_t reserved[6] = {};
+  uint8_t dim[8] = {};  // dim[c]: the operand's dimension that index_c selects in
+  uint64_t fill = 0;    // bit pattern of the fill value in the operand's dtype (low bytes)
+};
+static_assert(sizeof(IndexParams) == 24);
+
+// Node flags.
+constexpr uint32_t kFlagNotCapturable = 1u << 0;  // host work: the split that holds it runs eagerly
+
+struct Node {
+  Op op = Op::kView;
+  uint32_t flags = 0;
+  uint32_t region = 0;  // 0: none; else the fork-join region that a chunk must not cut
+  uint32_t branch = 0;  // branch within the region
+  std::string params;   // op-specific bytes
+  std::vector<TensorRef> outs;
+  std::vector<TensorRef> srcs;
+  std::string label;  // for people: "mul@model.py:88"
+};
+
+enum class BaseKind : uint8_t { kArena = 0, kOperand = 1, kResult = 2 };
+
+// What the planner knows of a base's address from call to call; the executor decides (placement).
+enum class BaseHint : uint8_t {
+  kUnknown = 0,
+  kWanders = 1,  // small integer operands (token, position) and results get a new buffer per call
+};
+
+// An address that a call supplies. bases[0] is the arena, then operands, then results.
+struct Base {
+  BaseKind kind = BaseKind::kArena;
+  BaseHint hint = BaseHint::kUnknown;
+  bool written = false;  // some node writes through this base
+  int32_t alias = -1;    // result: the operand (index among operands) whose address it shares
+  uint32_t index = 0;    // among operands, or among results
+  uint64_t nbytes = 0;   // of the whole buffer
+  std::string label;     // "params['layers'][0]['wq']", "result[1]"
+};
+
+// Settings that travel with the program: what Options said when it was planned.
+struct ExecOptions {
+  uint32_t chunk_size = 512;  // nodes a chunk; 0: one graph
+  uint32_t warmup_calls = 2;  // the capture happens on this identical call
+  uint32_t max_variants = 8;  // per key, least recently used first out
+  uint32_t max_failures = 2;  // then the variant stays eager until clear()
+  bool disabled = false;      // every call runs eagerly
+  bool fusion = true;         // emission-level fusion (try_fuse)
+  bool concurrency = true;    // fork-join regions run on side streams
+  bool rewarm_on_address_change = false;
+};
+
+using Hash128 = std::array<uint8_t, 16>;
+
+struct Program {
+  std::string function;      // qualified name of the wrapped function
+  uint64_t function_id = 0;  // hash of (qualified name, deterministic ordinal): owner of statistics
+  uint32_t split = 0;        // ordinal of this split in the step, for people
+  Hash128 key{};             // graph key: identity of the first node
+  uint64_t arena_bytes = 0;  // intermediates; slots come behind it
+  ExecOptions options;
+  std::vector<Base> bases;
+  std::vector<Node> nodes;
+
+  Hash128 id{};  // hash of the encoded bytes; set by Decode
+};
+
+// Encodes to the wire format; the inverse of Decode.
+std::string Encode(const Program& program);
+
+// Decodes and validates: every reference is inside its table, every tensor inside its base, every
+// enum known, every ExprProgram well formed. Malformed bytes give kInvalidArgument, never a crash.
+Status Decode(std::string_view bytes, Program* program);
+
+// 128-bit hash (MurmurHash3 x64/128 or another of that quality).
+Hash128 HashBytes(std::string_view bytes);
+
+}  // namespace jaxgraph

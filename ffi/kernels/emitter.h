@@ -1,0 +1,48 @@
+// Emitter: turns nodes with resolved addresses into launches, for one device kind. Pure: no device
+// call, no state; equal input gives equal bytes. Here (try_fuse) it is decided which kernel covers
+// which run of nodes; what changes the node list was decided when the graph was built.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ffi/core/program.h"
+#include "ffi/core/status.h"
+#include "ffi/device/launch.h"
+
+namespace jaxgraph {
+
+// One node with the addresses of the present call.
+struct ResolvedNode {
+  const Node* node = nullptr;
+  std::vector<char*> outs;        // address of outs[i]'s first element
+  std::vector<const char*> srcs;  // address of srcs[i]'s first element
+};
+
+// One contiguous copy between a slot and a wandering base.
+struct SlotCopy {
+  char* dst;
+  const char* src;
+  uint64_t bytes;
+};
+
+class Emitter {
+ public:
+  virtual ~Emitter() = default;
+
+  // Appends the launches for nodes[first..) that one kernel (or one fused group) covers and sets
+  // *covered >= 1, the number of nodes consumed. VIEW emits nothing. `fusion` false: always 1.
+  // A fused group never crosses a region's or branch's border.
+  virtual Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                      std::vector<Launch>* launches, size_t* covered) const = 0;
+
+  // Appends launches that make these copies, all independent, in as few launches as possible.
+  virtual Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
+                                std::vector<Launch>* launches) const = 0;
+
+  // False: the node needs host work, so the split that holds it runs eagerly.
+  virtual bool Capturable(const Node& node) const = 0;
+};
+
+}  // namespace jaxgraph
