@@ -1,0 +1,131 @@
+#include "ffi/runtime/runtime.h"
+
+#include <algorithm>
+
+#include "ffi/device/host/host_device.h"
+#include "ffi/kernels/host/host_emitter.h"
+
+#ifdef JAXGRAPH_WITH_CUDA
+#include <cuda_runtime_api.h>
+
+#include "ffi/device/cuda/cuda_device.h"
+#include "ffi/kernels/cuda/cuda_emitter.h"
+#endif
+
+namespace jaxgraph {
+namespace {
+
+Status MakeDevice(Platform platform, int ordinal, std::unique_ptr<DeviceRuntime>* out) {
+  auto made = std::make_unique<DeviceRuntime>();
+  const Emitter* emitter = nullptr;
+  if (platform == Platform::kHost) {
+    made->device = std::make_unique<HostDevice>(ordinal);
+    emitter = &HostEmitter();
+  } else {
+#ifdef JAXGRAPH_WITH_CUDA
+    made->device = MakeCudaDevice(ordinal);
+    emitter = &CudaEmitter();
+#else
+    return Status(Code::kUnsupported, "this build of jaxgraph has no CUDA device");
+#endif
+  }
+  made->executor = std::make_unique<Executor>(made->device.get(), emitter);
+  *out = std::move(made);
+  return Status::Ok();
+}
+
+void Add(const Counters& from, Counters* to) {
+  to->executions += from.executions;
+  to->eager += from.eager;
+  to->captures += from.captures;
+  to->replays += from.replays;
+  to->patches += from.patches;
+  to->exec_updates += from.exec_updates;
+  to->instantiations += from.instantiations;
+  to->uid_hits += from.uid_hits;
+  to->property_compares += from.property_compares;
+  to->nodes_compared += from.nodes_compared;
+  to->resets += from.resets;
+  to->evictions += from.evictions;
+  to->failures += from.failures;
+  to->chunk_launches += from.chunk_launches;
+  to->live_execs += from.live_execs;
+  to->arena_bytes = std::max(to->arena_bytes, from.arena_bytes);
+}
+
+}  // namespace
+
+Runtime& Runtime::Get() {
+  // Never destroyed: XLA may run or destroy executables after the destructors of statics.
+  static Runtime* runtime = new Runtime;
+  return *runtime;
+}
+
+Status Runtime::ForDevice(Platform platform, int ordinal, DeviceRuntime** device) {
+  // Making a device under the lock keeps two first calls from making it twice.
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<DeviceRuntime>& slot = devices_[{platform, ordinal}];
+  if (slot == nullptr) JAXGRAPH_RETURN_IF_ERROR(MakeDevice(platform, ordinal, &slot));
+  *device = slot.get();
+  return Status::Ok();
+}
+
+std::vector<DeviceRuntime*> Runtime::Devices() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<DeviceRuntime*> devices;
+  for (const auto& entry : devices_) {
+    if (entry.second != nullptr) devices.push_back(entry.second.get());
+  }
+  return devices;
+}
+
+Counters Runtime::Stats(uint64_t function_id) {
+  Counters sum;
+  for (DeviceRuntime* device : Devices()) Add(device->executor->Stats(function_id), &sum);
+  return sum;
+}
+
+std::vector<Event> Runtime::Events(uint64_t function_id) {
+  std::vector<Event> all;
+  for (DeviceRuntime* device : Devices()) {
+    std::vector<Event> events = device->executor->Events(function_id);
+    all.insert(all.end(), std::make_move_iterator(events.begin()),
+               std::make_move_iterator(events.end()));
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Event& a, const Event& b) { return a.time_s < b.time_s; });
+  return all;
+}
+
+std::vector<std::string> Runtime::Describe(uint64_t function_id) {
+  std::vector<std::string> lines;
+  for (DeviceRuntime* device : Devices()) {
+    for (std::string& line : device->executor->Describe(function_id)) {
+      lines.push_back(std::move(line));
+    }
+  }
+  return lines;
+}
+
+void Runtime::Clear(uint64_t function_id) {
+  for (DeviceRuntime* device : Devices()) device->executor->Clear(function_id);
+}
+
+Status Runtime::Reserve(Platform platform, int ordinal, uint64_t bytes) {
+  DeviceRuntime* device = nullptr;
+  JAXGRAPH_RETURN_IF_ERROR(ForDevice(platform, ordinal, &device));
+  return device->executor->Reserve(bytes);
+}
+
+BuildInfo GetBuildInfo() {
+  BuildInfo info;
+#ifdef JAXGRAPH_WITH_CUDA
+  info.cuda = true;
+  info.cuda_runtime = CUDART_VERSION;
+  info.cuda_architectures = JAXGRAPH_CUDA_ARCHITECTURES;
+#endif
+  info.compiler = __VERSION__;
+  return info;
+}
+
+}  // namespace jaxgraph

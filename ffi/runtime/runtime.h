@@ -1,0 +1,59 @@
+// Runtime: the process's executors, one a device, made when a device is first used.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/core/executor.h"
+#include "ffi/core/status.h"
+#include "ffi/device/graph_device.h"
+#include "ffi/runtime/export.h"
+#include "ffi/runtime/host_streams.h"
+
+namespace jaxgraph {
+
+enum class Platform { kHost = 0, kCuda = 1 };
+
+// Everything of one device. Lives until the process ends.
+struct DeviceRuntime {
+  std::unique_ptr<GraphDevice> device;
+  std::unique_ptr<Executor> executor;
+  HostStreams host_streams;  // streams of the calls running now; unused on CUDA
+};
+
+class JAXGRAPH_EXPORT Runtime {
+ public:
+  static Runtime& Get();
+
+  // The device's runtime, made on first use. Never invalidated.
+  Status ForDevice(Platform platform, int ordinal, DeviceRuntime** device);
+
+  // Over all devices; function_id 0 means all functions. See Executor.
+  Counters Stats(uint64_t function_id);
+  std::vector<Event> Events(uint64_t function_id);
+  std::vector<std::string> Describe(uint64_t function_id);
+  void Clear(uint64_t function_id);
+  Status Reserve(Platform platform, int ordinal, uint64_t bytes);
+
+ private:
+  std::vector<DeviceRuntime*> Devices();
+
+  std::mutex mutex_;  // guards the map, not what its values point to
+  std::map<std::pair<Platform, int>, std::unique_ptr<DeviceRuntime>> devices_;
+};
+
+// What this library was built with.
+struct BuildInfo {
+  bool cuda = false;     // CUDA kernels are compiled in
+  int cuda_runtime = 0;  // CUDART_VERSION, e.g. 13000
+  std::string cuda_architectures;
+  std::string compiler;
+};
+JAXGRAPH_EXPORT BuildInfo GetBuildInfo();
+
+}  // namespace jaxgraph
