@@ -1,0 +1,20 @@
+"""What all tests share: where the examples are, and which tests this machine can run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "examples"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import jax
+
+    if jax.default_backend() != "gpu":
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
