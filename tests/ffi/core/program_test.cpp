@@ -1,0 +1,166 @@
+#include "ffi/core/program.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "tests/ffi/core/sample_program.h"
+
+namespace jaxgraph {
+namespace {
+
+Status DecodeOnly(const Program& program) {
+  Program out;
+  return Decode(Encode(program), &out);
+}
+
+TEST(Program, RoundTrip) {
+  const Program program = SampleProgram();
+  const std::string bytes = Encode(program);
+  Program decoded;
+  const Status status = Decode(bytes, &decoded);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(Encode(decoded), bytes);
+  EXPECT_EQ(decoded.id, HashBytes(bytes));
+  EXPECT_EQ(decoded.function, program.function);
+  EXPECT_EQ(decoded.bases[5].alias, 1);
+  EXPECT_EQ(decoded.options.max_failures, 5u);
+  EXPECT_FALSE(decoded.options.fusion);
+  EXPECT_TRUE(decoded.options.rewarm_on_address_change);
+  EXPECT_EQ(decoded.nodes[2].outs[0].strides[1], -1);
+}
+
+TEST(Program, HashIsMurmur3) {
+  const Hash128 hello = {0x02, 0x9b, 0xbd, 0x41, 0xb3, 0xa7, 0xd8, 0xcb,
+                         0x19, 0x1d, 0xae, 0x48, 0x6a, 0x90, 0x1e, 0x5b};
+  EXPECT_EQ(HashBytes("hello"), hello);
+  EXPECT_EQ(HashBytes(""), Hash128{});
+}
+
+TEST(Program, EveryTruncationIsRefused) {
+  const std::string bytes = Encode(SampleProgram());
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    Program out;
+    EXPECT_EQ(Decode(std::string_view(bytes).substr(0, n), &out).code(), Code::kInvalidArgument)
+        << n;
+  }
+  Program out;
+  EXPECT_EQ(Decode(bytes + '\0', &out).code(), Code::kInvalidArgument);
+}
+
+TEST(Program, EveryByteFlippedIsRefusedOrStaysConsistent) {
+  const std::string bytes = Encode(SampleProgram());
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = bytes;
+      flipped[at] = static_cast<char>(flipped[at] ^ (1 << bit));
+      Program out;
+      const Status status = Decode(flipped, &out);
+      if (status.ok()) {
+        EXPECT_EQ(Encode(out), flipped) << at;  // the change was understood, not overlooked
+      } else {
+        EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      }
+    }
+  }
+}
+
+TEST(Program, RandomCorruptionNeverCrashes) {
+  const std::string bytes = Encode(SampleProgram());
+  std::mt19937 random(1);
+  for (int round = 0; round < 20000; ++round) {
+    std::string corrupt = bytes;
+    const int changes = 1 + static_cast<int>(random() % 6);
+    for (int i = 0; i < changes; ++i) {
+      const size_t at = 8 + random() % (corrupt.size() - 8);  // behind magic and version
+      static constexpr uint8_t kNasty[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
+      corrupt[at] = static_cast<char>(random() % 2 ? kNasty[random() % 5] : random() % 256);
+    }
+    Program out;
+    const Status status = Decode(corrupt, &out);
+    if (!status.ok()) {
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    }
+  }
+}
+
+// One way to break the sample, each of which Decode must refuse.
+struct Break {
+  const char* name;
+  std::function<void(Program*)> apply;
+};
+
+class Hostile : public testing::TestWithParam<Break> {};
+
+TEST_P(Hostile, IsRefused) {
+  Program program = SampleProgram();
+  GetParam().apply(&program);
+  EXPECT_EQ(DecodeOnly(program).code(), Code::kInvalidArgument);
+}
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+
+INSTANTIATE_TEST_SUITE_P(
+    Program, Hostile,
+    testing::Values(
+        Break{"NoArena", [](Program* p) { p->bases.clear(); }},
+        Break{"OperandIndex", [](Program* p) { p->bases[2].index = 0; }},
+        Break{"ResultBeforeOperand", [](Program* p) { std::swap(p->bases[4], p->bases[5]); }},
+        Break{"AliasOutside", [](Program* p) { p->bases[5].alias = 4; }},
+        Break{"AliasOfOperand", [](Program* p) { p->bases[2].alias = 0; }},
+        Break{"AliasOfAnotherSize", [](Program* p) { p->bases[5].alias = 0; }},
+        Break{"BaseOutside", [](Program* p) { p->nodes[0].srcs[0].base = 7; }},
+        Break{"ArenaTooSmall", [](Program* p) { p->arena_bytes = 287; }},
+        Break{"OperandTooSmall", [](Program* p) { p->bases[1].nbytes = 31; }},
+        Break{"BeforeBase", [](Program* p) { p->nodes[2].outs[0].offset = 8; }},
+        Break{"NegativeOffset", [](Program* p) { p->nodes[2].srcs[0].offset = -4; }},
+        Break{"Misaligned", [](Program* p) { p->nodes[2].srcs[0].offset = 2; }},
+        Break{"HugeOffset", [](Program* p) { p->nodes[2].srcs[0].offset = kHuge - 3; }},
+        Break{"HugeStride", [](Program* p) { p->nodes[2].srcs[0].strides[0] = kHuge; }},
+        Break{"HugeNegativeStride", [](Program* p) { p->nodes[2].srcs[0].strides[0] = -kHuge; }},
+        Break{"WrappingStrides",
+              [](Program* p) {
+                p->nodes[2].srcs[0].strides[0] = int64_t{1} << 62;
+                p->nodes[2].srcs[0].strides[1] = int64_t{1} << 62;
+              }},
+        Break{"HugeShape",
+              [](Program* p) {
+                TensorRef& t = p->nodes[2].srcs[0];
+                t.shape = {int64_t{1} << 32, int64_t{1} << 32};
+                t.strides = {0, 0};
+              }},
+        Break{"NegativeShape", [](Program* p) { p->nodes[2].srcs[0].shape[0] = -1; }},
+        Break{"UnmarkedWrite",
+              [](Program* p) {
+                p->bases[2].written = false;
+                p->nodes[4].outs[0].base = 2;
+              }},
+        Break{"SplitRegion", [](Program* p) { p->nodes[6].region = 1; }},
+        Break{"MatmulShapes", [](Program* p) { p->nodes[5].srcs[0].shape[3] = 3; }},
+        Break{"MatmulRank", [](Program* p) { p->nodes[5].outs[0].rank = 3; }},
+        Break{"MatmulOfIntegers", [](Program* p) { p->nodes[5].srcs[0].dtype = DType::kS32; }},
+        Break{"GatherParams", [](Program* p) { p->nodes[3].params.pop_back(); }},
+        Break{"GatherMode", [](Program* p) { p->nodes[3].params[0] = 3; }},
+        Break{"GatherComponents", [](Program* p) { p->nodes[3].params[1] = 2; }},
+        Break{"GatherDim", [](Program* p) { p->nodes[3].params[8] = 2; }},
+        Break{"GatherSlice", [](Program* p) { p->nodes[3].srcs[0].shape[1] = 3; }},
+        Break{"GatherFloatIndex", [](Program* p) { p->nodes[3].srcs[1].dtype = DType::kF32; }},
+        Break{"SetRowsElsewhere", [](Program* p) { p->nodes[4].outs[0].base = 6; }},
+        Break{"CopyShape", [](Program* p) { p->nodes[6].srcs[0].shape[1] = 3; }},
+        Break{"CopyDType", [](Program* p) { p->nodes[6].srcs[0].dtype = DType::kS32; }},
+        Break{"ExprParams", [](Program* p) { p->nodes[0].params.pop_back(); }},
+        Break{"ExprSources", [](Program* p) { p->nodes[0].srcs.pop_back(); }}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Program, EmptyTensorsMayLieAtTheEnd) {
+  Program program = SampleProgram();
+  program.nodes = {MakeNode(Op::kCopy, {Dense(DType::kF32, 0, 512, {0, 4})},
+                            {Dense(DType::kF32, 1, 32, {0, 4})})};
+  const Status status = DecodeOnly(program);
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
+}  // namespace
+}  // namespace jaxgraph
