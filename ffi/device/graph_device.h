@@ -30,6 +30,9 @@ class GraphDevice {
   virtual ~GraphDevice() = default;
   virtual std::string_view name() const = 0;  // "host" or "cuda"
   virtual int ordinal() const = 0;
+  // True: a stream is made for one call and says nothing about order between calls (the host's
+  // thread pools). Then contexts are pooled instead of belonging to a stream.
+  virtual bool streams_are_transient() const { return false; }
 
   // Makes this device current for the calling thread, returning what to restore.
   virtual Status EnterDevice(int* previous) = 0;
