@@ -80,7 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     console = Console(highlight=False)
     try:
-        return generate(arguments, console)
+        with jax.default_matmul_precision("highest" if arguments.dtype == "float32" else "default"):
+            return generate(arguments, console)
     except (ModelFileError, ModelMismatch, ModelUnavailable, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -89,9 +90,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def generate(arguments: argparse.Namespace, console: Console) -> int:
-    dtype = jnp.dtype(arguments.dtype)
-    if dtype == jnp.float32:
-        jax.config.update("jax_default_matmul_precision", "highest")
     file = ModelFile(arguments.model or default_model())
     config = read_config(file)
     tokenizer = ChatTokenizer(file)
@@ -99,6 +97,7 @@ def generate(arguments: argparse.Namespace, console: Console) -> int:
     prompt = tokenizer.encode(tokenizer.render_chat(arguments.prompt) if chat else arguments.prompt)
     context, max_tokens = plan_length(arguments, file, prompt, console)
     stacked = arguments.layers == "scan"
+    dtype = jnp.dtype(arguments.dtype)
     params = load(file, config, dtype, stacked, console)
     name = file.get("general.name", file.path.stem)
     console.print(f"{name} · {dtype} · context {context} · {jax.devices()[0].device_kind}")
@@ -217,14 +216,14 @@ def counter_table(counters: dict[str, int]) -> Table:
         "eager": "eager",
         "captures": "captured",
         "replays": "replayed",
-        "patches": "nodes patched",
+        "patches": "patched",
         "exec_updates": "updated",
         "instantiations": "instantiated",
     }
-    table = Table("jaxgraph")
+    table = Table(title="jaxgraph's counters", title_justify="left")
     for label in names.values():
         table.add_column(label, justify="right")
-    table.add_row("steps", *(str(counters[name]) for name in names))
+    table.add_row(*(str(counters[name]) for name in names))
     return table
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: where the examples are, and which tests this machine can run."""
+"""What all tests share: where the examples are, the real model, and which tests can run here."""
 
 import sys
 from pathlib import Path
@@ -18,3 +18,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if jax.default_backend() != "gpu":
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def smollm():
+    """SmolLM2-135M-Instruct, opened; fetched on first use."""
+    from gguf_model import ModelFile
+    from model_cache import ModelUnavailable, default_model
+
+    try:
+        path = default_model()
+    except ModelUnavailable as error:
+        pytest.skip(str(error))
+    return ModelFile(path)
