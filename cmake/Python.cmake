@@ -18,8 +18,7 @@ if(NOT EXISTS ${JAXGRAPH_XLA_INCLUDE_DIR}/xla/ffi/api/ffi.h)
     "JAXGRAPH_XLA_INCLUDE_DIR")
 endif()
 
-file(GLOB ffi_sources CONFIGURE_DEPENDS ffi/runtime/*.cpp ffi/bind/*_handler.cpp)
-add_library(jaxgraph_ffi SHARED ${ffi_sources})
+add_library(jaxgraph_ffi SHARED ffi/runtime/runtime.cpp ffi/bind/execute_handler.cpp)
 target_include_directories(jaxgraph_ffi SYSTEM PRIVATE ${JAXGRAPH_XLA_INCLUDE_DIR})
 target_link_libraries(jaxgraph_ffi PRIVATE jaxgraph_core $<TARGET_NAME_IF_EXISTS:jaxgraph_cuda>)
 # Neither our own static libraries nor the CUDA runtime may answer for another library's symbols.

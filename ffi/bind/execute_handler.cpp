@@ -13,6 +13,7 @@
 #include "ffi/bind/handlers.h"
 #include "ffi/core/program.h"
 #include "ffi/runtime/runtime.h"
+#include "ffi/runtime/worker_team.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgraph {
@@ -150,11 +151,10 @@ xffi::Error ExecuteHost(int32_t ordinal, xffi::ThreadPool pool, CallSiteOf<Platf
     JAXGRAPH_RETURN_IF_ERROR(CollectAddresses(*site, args, rets, &addresses));
     DeviceRuntime* device = nullptr;
     JAXGRAPH_RETURN_IF_ERROR(Runtime::Get().ForDevice(Platform::kHost, ordinal, &device));
-    HostStreams::Lease stream = device->host_streams.Borrow();
-    stream->Begin(static_cast<int>(pool.num_threads()),
-                  [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
-    return device->executor->Execute(site->program, addresses.operands, addresses.results,
-                                     stream.stream());
+    WorkerTeam team(static_cast<int>(pool.num_threads()),
+                    [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+    ParallelFor* stream = &team;
+    return device->executor->Execute(site->program, addresses.operands, addresses.results, stream);
   }));
 }
 

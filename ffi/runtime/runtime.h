@@ -13,7 +13,6 @@
 #include "ffi/core/status.h"
 #include "ffi/device/graph_device.h"
 #include "ffi/runtime/export.h"
-#include "ffi/runtime/host_streams.h"
 
 namespace jaxgraph {
 
@@ -23,7 +22,6 @@ enum class Platform { kHost = 0, kCuda = 1 };
 struct DeviceRuntime {
   std::unique_ptr<GraphDevice> device;
   std::unique_ptr<Executor> executor;
-  HostStreams host_streams;  // streams of the calls running now; unused on CUDA
 };
 
 class JAXGRAPH_EXPORT Runtime {

@@ -31,7 +31,7 @@ void Pause() {
 
 struct WorkerTeam::Shared {
   std::atomic<uint64_t> ticket{Ticket(0, kNoItems)};
-  std::atomic<bool> ended{true};
+  std::atomic<bool> ended{false};
   std::atomic<int> workers{0};
   std::atomic<int> done{0};
 
@@ -72,19 +72,12 @@ struct WorkerTeam::Shared {
   }
 };
 
-WorkerTeam::WorkerTeam() : shared_(std::make_shared<Shared>()) {}
-WorkerTeam::~WorkerTeam() { End(); }
+WorkerTeam::WorkerTeam(int num_threads, Schedule schedule)
+    : num_threads_(std::max(1, num_threads)),
+      schedule_(std::move(schedule)),
+      shared_(std::make_shared<Shared>()) {}
 
-void WorkerTeam::Begin(int num_threads, Schedule schedule) {
-  num_threads_ = std::max(1, num_threads);
-  schedule_ = std::move(schedule);
-  shared_->ended.store(false, std::memory_order_release);
-}
-
-void WorkerTeam::End() {
-  shared_->ended.store(true, std::memory_order_release);
-  schedule_ = nullptr;
-}
+WorkerTeam::~WorkerTeam() { shared_->ended.store(true, std::memory_order_release); }
 
 void WorkerTeam::StartWorkers(int wanted) {
   for (int have = shared_->workers.load(std::memory_order_acquire); have < wanted; ++have) {
@@ -95,7 +88,7 @@ void WorkerTeam::StartWorkers(int wanted) {
 
 void WorkerTeam::Run(int n, void (*fn)(void* ctx, int i), void* ctx) {
   const int helpers = std::min(num_threads_, n) - 1;
-  if (helpers <= 0 || schedule_ == nullptr) {
+  if (helpers <= 0) {
     for (int i = 0; i < n; ++i) fn(ctx, i);
     return;
   }

@@ -18,27 +18,24 @@ class WorkerTeam final : public ParallelFor {
  public:
   using Schedule = std::function<void(std::function<void()> task)>;
 
-  WorkerTeam();
+  // At most num_threads - 1 tasks of `schedule` work beside the caller. Once the team is destroyed
+  // none of them begins an item; those still in the pool's queue do nothing.
+  WorkerTeam(int num_threads, Schedule schedule);
   ~WorkerTeam() override;
   WorkerTeam(const WorkerTeam&) = delete;
   WorkerTeam& operator=(const WorkerTeam&) = delete;
 
-  // Between Begin and End, Run may hand tasks to `schedule`; at most num_threads - 1 work beside
-  // the caller. Afterwards no task of ours starts an item; those still in the pool's queue do
-  // nothing.
-  void Begin(int num_threads, Schedule schedule);
-  void End();
-
   int num_threads() const override { return num_threads_; }
+  // One Run at a time.
   void Run(int n, void (*fn)(void* ctx, int i), void* ctx) override;
 
  private:
   struct Shared;
   void StartWorkers(int wanted);
 
-  int num_threads_ = 1;
-  Schedule schedule_;
-  std::shared_ptr<Shared> shared_;  // workers own it too: a queued one may outlive the team
+  const int num_threads_;
+  const Schedule schedule_;
+  const std::shared_ptr<Shared> shared_;  // workers own it too: a queued one may outlive the team
 };
 
 }  // namespace jaxgraph

@@ -1,0 +1,1 @@
+"""What connects plans to the native core: the module, the FFI call, the primitive."""

@@ -1,0 +1,92 @@
+"""The native module: its handlers registered with JAX, and where it can run."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+
+try:
+    from jaxgraph import _native
+except ImportError as error:  # a source tree that was not built, or a build for another Python
+    raise ImportError(
+        f"jaxgraph's native module could not be loaded ({error}): install the package with "
+        "`pip install .` in its source folder"
+    ) from error
+
+TARGET = "jaxgraph_execute"
+
+stats = _native.stats
+events = _native.events
+describe = _native.describe
+clear = _native.clear
+reserve = _native.reserve
+encode_program = _native.encode_program
+describe_program = _native.describe_program
+build_info = _native.build_info
+
+# Names of one platform: JAX's (`Device.platform`), lowering rules', and the FFI registry's.
+_FFI_PLATFORM = {"cpu": "cpu", "cuda": "CUDA", "gpu": "CUDA"}
+
+# Oldest compute capability that CUDA 13 compiles for.
+_OLDEST_CAPABILITY = (7, 5)
+
+
+def _register() -> None:
+    # At import, so that executables from the persistent compilation cache find their handlers.
+    for platform, stages in _native.registrations().items():
+        jax.ffi.register_ffi_target(TARGET, stages, platform=platform)
+
+
+_register()
+
+
+def ffi_platform(platform: str) -> str | None:
+    """The FFI registry's name of a platform that has a native backend, else None."""
+    return _FFI_PLATFORM.get(platform)
+
+
+@functools.cache
+def why_unsupported(platform: str) -> str | None:
+    """Why a platform ("cpu", "cuda", "tpu", ...) runs the plain function; None: it need not."""
+    name = ffi_platform(platform)
+    if name is None:
+        return f"jaxgraph has no native backend for platform '{platform}'"
+    if name == "cpu":
+        return None
+    info = build_info()
+    if not info["cuda"]:
+        return "this build of jaxgraph has no CUDA kernels (nvcc was not found when it was built)"
+    for device in jax.local_devices(backend="cuda"):
+        reason = _why_device_unsupported(
+            str(device.compute_capability), info["cuda_architectures"].split()
+        )
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_device_unsupported(capability: str, architectures: list[str]) -> str | None:
+    major, minor = (int(part) for part in capability.split("."))
+    if (major, minor) < _OLDEST_CAPABILITY:
+        return f"compute capability {capability} is below 7.5, the oldest that CUDA 13 supports"
+    if not any(_runs_on(architecture, major, minor) for architecture in architectures):
+        return (
+            f"this build has CUDA kernels for architectures {' '.join(architectures)}, not for "
+            f"compute capability {capability}: reinstall with CUDAARCHS={major}{minor}"
+        )
+    return None
+
+
+def _runs_on(architecture: str, major: int, minor: int) -> bool:
+    """Does code that CMake compiled for `architecture` run on a device of this capability?"""
+    match = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture)
+    if match is None:
+        return True  # "native", "all": made for this machine, or for every one
+    built = int(match[1]), int(match[2])
+    if match[3] == "a":
+        return built == (major, minor)
+    if match[3] == "f" or match[4] == "-real":
+        return built[0] == major and built[1] <= minor
+    return built <= (major, minor)
