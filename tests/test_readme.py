@@ -1,0 +1,22 @@
+"""What the README shows a reader to type works as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+
+
+def test_the_usage_example_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "replays" in done.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert links
+    for link in links:
+        assert (Path(__file__).resolve().parent.parent / link).exists(), link
