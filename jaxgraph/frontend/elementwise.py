@@ -1,0 +1,165 @@
+"""Elementwise primitives of ``jax.lax`` and the expression instructions they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxgraph.frontend.flatten import FlatEqn
+from jaxgraph.graph import dtypes
+from jaxgraph.graph.ir import Graph, Tensor
+
+# Primitive name -> instruction of ffi/core/expr.h, where operands and result share one dtype.
+_UNARY = {
+    "neg": "neg",
+    "abs": "abs",
+    "sign": "sign",
+    "floor": "floor",
+    "ceil": "ceil",
+    "not": "not",
+    "exp": "exp",
+    "exp2": "exp2",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "cbrt": "cbrt",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "logistic": "logistic",
+    "erf": "erf",
+    "erfc": "erfc",
+    "erf_inv": "erf_inv",
+    "population_count": "popcnt",
+    "clz": "clz",
+}
+_BINARY = {
+    "add": "add",
+    "add_any": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    "rem": "rem",
+    "pow": "pow",
+    "atan2": "atan2",
+    "max": "max",
+    "min": "min",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "shift_left": "shl",
+    "shift_right_logical": "shr_logical",
+    "shift_right_arithmetic": "shr_arithmetic",
+}
+_COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+_IDENTITY = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barrier", "name"})
+_OTHER = frozenset(
+    {"is_finite", "integer_pow", "square", "round", "select_n", "clamp", "convert_element_type"}
+)
+
+NAMES = frozenset(_UNARY) | frozenset(_BINARY) | frozenset(_COMPARE) | _IDENTITY | _OTHER
+
+# Costly enough that computing one twice is worse than storing it.
+TRANSCENDENTAL = frozenset(
+    [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "cbrt",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "logistic",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "pow",
+        "atan2",
+    ]
+)
+
+
+def why_not(eqn: FlatEqn) -> str | None:
+    """Why this equation cannot be native, or None."""
+    name = eqn.primitive.name
+    if eqn.params.get("accuracy") is not None:
+        return "asks for a result accuracy of its own"
+    if name == "select_n" and (len(eqn.inputs) != 3 or eqn.inputs[0].aval.dtype != np.bool_):
+        return "selects by an integer"
+    if name == "pow" and eqn.inputs[0].aval.dtype != eqn.inputs[1].aval.dtype:
+        return "raises to a power of another dtype"
+    if name == "integer_pow" and not -32768 <= eqn.params["y"] <= 32767:
+        return "raises to a power beyond 16 bits"
+    return None
+
+
+def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
+    """Appends the nodes of an elementwise equation and returns its outputs."""
+    name = eqn.primitive.name
+    if name in _IDENTITY:
+        return inputs
+    out = eqn.outputs[0].aval
+    operands = [broadcast_scalar(graph, t, out.shape, label) for t in inputs]
+
+    def node(op: str, *args: Tensor, aux: Any = 0) -> Tensor:
+        return graph.add("elementwise", args, out.shape, out.dtype, label, op=op, aux=aux)
+
+    if name in _UNARY:
+        return [node(_UNARY[name], *operands)]
+    if name in _BINARY:
+        return [node(_BINARY[name], *operands)]
+    if name in _COMPARE:
+        return [node(_COMPARE[name], *operands)]
+    if name == "is_finite":
+        return [node("is_finite", *operands)]
+    if name == "square":
+        return [node("mul", operands[0], operands[0])]
+    if name == "integer_pow":
+        return [node("integer_pow", *operands, aux=int(eqn.params["y"]))]
+    if name == "round":
+        even = int(eqn.params["rounding_method"]) == 1  # lax.RoundingMethod.TO_NEAREST_EVEN
+        return [node("round_even" if even else "round_away", *operands)]
+    if name == "select_n":
+        return [node("select", *operands)]
+    if name == "clamp":
+        return [node("clamp", *operands)]
+    return [convert(graph, operands[0], out.dtype, label)]
+
+
+def convert(graph: Graph, x: Tensor, dtype, label: str) -> Tensor:
+    """``x`` in another dtype; ``x`` itself where nothing changes."""
+    if x.dtype == np.dtype(dtype):
+        return x
+    aux = dtypes.code_of(x.dtype)
+    return graph.add("elementwise", (x,), x.shape, dtype, label, op="convert", aux=aux)
+
+
+def broadcast_scalar(graph: Graph, x: Tensor, shape: tuple[int, ...], label: str) -> Tensor:
+    """``x`` in ``shape``: lax lets a scalar, or dimensions of size one, stand beside an array."""
+    if x.shape == tuple(shape):
+        return x
+    dims = tuple(range(len(x.shape)))
+    return graph.add("broadcast", (x,), shape, x.dtype, label, dims=dims)

@@ -1,0 +1,263 @@
+"""From a jaxpr to one flat list of equations: calls inlined, static scans unrolled.
+
+What a user wrote as nested jits, custom derivatives, checkpoints or a scan over layers becomes a
+list in which every value has one name, so that later steps see only plain operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex_core
+from jax.extend import source_info_util
+
+# Call-like primitives, and the parameter that holds their body. They mean "evaluate the body".
+_BODY_OF = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+# A step of this many equations takes seconds to plan; a longer loop is better left a loop.
+_MAX_UNROLLED_EQNS = 50_000
+
+
+class Value:
+    """A value of the flat list: an aval and, for small integers known at plan time, its content."""
+
+    __slots__ = ("aval", "known")
+
+    def __init__(self, aval: Any, known: np.ndarray | None = None):
+        self.aval = aval
+        self.known = known
+
+
+@dataclasses.dataclass(eq=False)
+class FlatEqn:
+    """One primitive applied to values; ``source`` is the line in the user's code."""
+
+    primitive: Any
+    params: dict[str, Any]
+    inputs: list[Value]
+    outputs: list[Value]
+    source: str
+    effects: frozenset = frozenset()
+
+
+@dataclasses.dataclass(eq=False)
+class FlatStep:
+    """A whole step: ``inputs`` are its arguments, ``consts`` the arrays it closed over."""
+
+    inputs: list[Value]
+    consts: list[tuple[Value, Any]]
+    eqns: list[FlatEqn]
+    outputs: list[Value]
+
+
+def flatten(closed_jaxpr: Any, max_unroll: int) -> FlatStep:
+    """Flattens ``closed_jaxpr``; a scan of more than ``max_unroll`` iterations stays whole."""
+    return _Flattener(max_unroll).run(closed_jaxpr)
+
+
+class _Flattener:
+    def __init__(self, max_unroll: int):
+        self.max_unroll = max_unroll
+        self.eqns: list[FlatEqn] = []
+        self.consts: dict[int, tuple[Value, Any]] = {}
+
+    def run(self, closed: Any) -> FlatStep:
+        inputs = [Value(v.aval) for v in closed.jaxpr.invars]
+        outputs = self.inline(closed.jaxpr, closed.consts, inputs)
+        return FlatStep(inputs, list(self.consts.values()), self.eqns, outputs)
+
+    def const(self, array: Any, aval: Any) -> Value:
+        """A closed-over array, once however often it is seen; small integers are known."""
+        if id(array) not in self.consts:
+            self.consts[id(array)] = (Value(aval, _small_known(array)), array)
+        return self.consts[id(array)][0]
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
+        env: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
+        for var, array in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = array if isinstance(array, Value) else self.const(array, var.aval)
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, jex_core.Literal):
+                return Value(atom.aval, np.asarray(atom.val, dtype=atom.aval.dtype))
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            inputs = [read(a) for a in eqn.invars]
+            for var, value in zip(eqn.outvars, self.equation(eqn, inputs), strict=True):
+                env[var] = value
+        return [read(a) for a in jaxpr.outvars]
+
+    def equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        body_param = _BODY_OF.get(name)
+        if body_param is not None and body_param in eqn.params:
+            body = eqn.params[body_param]
+            jaxpr, consts = _open(body)
+            return self.inline(jaxpr, consts, inputs)
+        if name == "scan" and self.may_unroll(eqn):
+            return self.unroll(eqn, inputs)
+        known = _fold(eqn, inputs)
+        outputs = [Value(v.aval, k) for v, k in zip(eqn.outvars, known, strict=True)]
+        self.emit(eqn.primitive, eqn.params, inputs, outputs, _source(eqn), frozenset(eqn.effects))
+        return outputs
+
+    def emit(self, primitive, params, inputs, outputs, source, effects=frozenset()) -> None:
+        self.eqns.append(FlatEqn(primitive, params, inputs, outputs, source, effects))
+
+    def may_unroll(self, eqn: Any) -> bool:
+        jaxpr, _ = _open(eqn.params["jaxpr"])
+        length = eqn.params["length"]
+        return (
+            not eqn.effects
+            and 0 < length <= self.max_unroll
+            and length * count_eqns(jaxpr) <= _MAX_UNROLLED_EQNS
+        )
+
+    def unroll(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        """The iterations of a scan one after the other; a layer of a stacked input is a slice."""
+        params, source = eqn.params, _source(eqn)
+        length, reverse = params["length"], params["reverse"]
+        num_consts, num_carry = _scan_arity(params)
+        jaxpr, body_consts = _open(params["jaxpr"])
+        consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
+        xs = inputs[num_consts + num_carry :]
+        stacks: list[list[Value]] = [[] for _ in eqn.outvars[num_carry:]]
+        for i in reversed(range(length)) if reverse else range(length):
+            layer = [
+                self.apply(lambda x, i=i: lax.index_in_dim(x, i, 0, False), source, x) for x in xs
+            ]
+            results = self.inline(jaxpr, body_consts, [*consts, *carry, *layer])
+            carry = results[:num_carry]
+            for stack, value in zip(stacks, results[num_carry:], strict=True):
+                stack.append(self.apply(lambda y: lax.expand_dims(y, (0,)), source, value))
+        if reverse:
+            stacks = [stack[::-1] for stack in stacks]
+        ys = [
+            self.apply(lambda *pieces: lax.concatenate(pieces, 0), source, *stack)
+            for stack in stacks
+        ]
+        return [*carry, *ys]
+
+    def apply(self, fun: Callable, source: str, *values: Value) -> Value:
+        """Traces ``fun`` on the values' avals and inlines what it is made of."""
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+        closed = jax.make_jaxpr(fun)(*avals)
+        first = len(self.eqns)
+        (out,) = self.inline(closed.jaxpr, closed.consts, values)
+        for eqn in self.eqns[first:]:
+            eqn.source = source
+        return out
+
+
+def count_eqns(jaxpr: Any) -> int:
+    """Equations of ``jaxpr`` as they will be after inlining."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        body_param = _BODY_OF.get(eqn.primitive.name) or (
+            "jaxpr" if eqn.primitive.name == "scan" else None
+        )
+        if body_param is not None and body_param in eqn.params:
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            total += times * count_eqns(_open(eqn.params[body_param])[0])
+        else:
+            total += 1
+    return total
+
+
+def _scan_arity(params: dict[str, Any]) -> tuple[int, int]:
+    """(number of constants, number of carries) of a scan; JAX 0.11 keeps them in a flat tree."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def _open(body: Any) -> tuple[Any, Sequence[Any]]:
+    """(jaxpr, consts) of a closed or an open jaxpr."""
+    if hasattr(body, "jaxpr") and hasattr(body, "consts"):
+        return body.jaxpr, body.consts
+    return body, ()
+
+
+def _source(eqn: Any) -> str:
+    try:
+        return source_info_util.summarize(eqn.source_info)
+    except Exception:  # a line number is a courtesy; its absence must not stop the plan
+        return "unknown"
+
+
+# Integer arithmetic on values known at plan time (layer numbers, offsets) is done here, so that an
+# index like `i + 1` of an unrolled loop is a constant. Bounded, so that planning stays cheap.
+_FOLD_LIMIT = 4096
+_FOLDABLE = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "max",
+        "min",
+        "rem",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+        "and",
+        "or",
+        "not",
+        "select_n",
+        "convert_element_type",
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "slice",
+        "concatenate",
+        "iota",
+        "stop_gradient",
+        "copy",
+    ]
+)
+
+
+def _small_known(array: Any) -> np.ndarray | None:
+    if getattr(array, "size", _FOLD_LIMIT) >= _FOLD_LIMIT or isinstance(array, jax.core.Tracer):
+        return None
+    if not np.issubdtype(array.dtype, np.integer) and array.dtype != np.bool_:
+        return None
+    return np.asarray(array)
+
+
+def _fold(eqn: Any, inputs: Sequence[Value]) -> list[np.ndarray | None]:
+    unknown: list[np.ndarray | None] = [None] * len(eqn.outvars)
+    if eqn.primitive.name not in _FOLDABLE or any(v.known is None for v in inputs):
+        return unknown
+    for var in eqn.outvars:
+        kind = getattr(var.aval.dtype, "kind", "")
+        if kind not in "iub" or var.aval.size >= _FOLD_LIMIT:
+            return unknown
+    if any(v.aval.dtype.kind not in "iub" for v in inputs):
+        return unknown
+    with jax.ensure_compile_time_eval():
+        out = eqn.primitive.bind(*[jax.numpy.asarray(v.known) for v in inputs], **eqn.params)
+    outs = out if eqn.primitive.multiple_results else [out]
+    return [np.asarray(o) for o in outs]

@@ -1,0 +1,177 @@
+"""gather, scatter, dynamic_slice and dynamic_update_slice as slices at starts read on the device.
+
+Both node kinds know one form: ``n`` slices of the operand's rank, whose starts are given for some
+dimensions by index vectors of length ``n`` (``IndexParams`` in ``ffi/core/program.h``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jax import lax
+
+from jaxgraph.frontend.flatten import FlatEqn
+from jaxgraph.frontend.shaping import reshape, take, transpose
+from jaxgraph.graph import dtypes
+from jaxgraph.graph.ir import Graph, Tensor
+
+NAMES = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice"})
+CLIP, FILL_OR_DROP, PROMISE_IN_BOUNDS = range(3)
+_MAX_RANK = 7  # the slices have one dimension more, and a tensor has at most eight
+
+_MODES = {
+    lax.GatherScatterMode.CLIP: CLIP,
+    lax.GatherScatterMode.FILL_OR_DROP: FILL_OR_DROP,
+    lax.GatherScatterMode.PROMISE_IN_BOUNDS: PROMISE_IN_BOUNDS,
+}
+
+
+def why_not(eqn: FlatEqn) -> str | None:
+    """Why this equation cannot be native, or None."""
+    if len(eqn.inputs[0].aval.shape) > _MAX_RANK:
+        return f"indexes an array of more than {_MAX_RANK} dimensions"
+    mode = eqn.params.get("mode")
+    if mode is not None and lax.GatherScatterMode.from_any(mode) not in _MODES:
+        return f"has an index mode without a native form ({mode})"
+    if eqn.primitive.name in ("gather", "scatter"):
+        indices = eqn.inputs[1].aval
+        if not dtypes.is_integer(indices.dtype) or indices.shape[-1] > 8:
+            return "indexes in a form without a native kernel"
+    return None
+
+
+def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
+    """Appends the nodes of an indexing equation and returns its output."""
+    return [_LOWER[eqn.primitive.name](graph, eqn, inputs, label)]
+
+
+def _dynamic_slice(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Tensor:
+    x, *starts = inputs
+    sizes = eqn.params["slice_sizes"]
+    x, dims, indices, _ = _dynamic_starts(graph, eqn, x, starts, sizes, 1, label, narrow=True)
+    if not dims:
+        return x
+    rows = graph.add(
+        "gather", (x, *indices), (1, *sizes), x.dtype, label, mode=CLIP, dims=dims, fill=0
+    )
+    return reshape(graph, rows, sizes, label)
+
+
+def _dynamic_update_slice(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Tensor:
+    x, update, *starts = inputs
+    _, dims, indices, fixed = _dynamic_starts(
+        graph, eqn, x, starts, update.shape, 2, label, narrow=False
+    )
+    rows = reshape(graph, update, (1, *update.shape), label)
+    return graph.add(
+        "set_rows", (x, rows, *indices), x.shape, x.dtype, label, mode=CLIP, dims=dims, fixed=fixed
+    )
+
+
+def _dynamic_starts(graph, eqn, x, starts, sizes, first_start, label, narrow):
+    """Sorts the starts into those read on the device and those known now.
+
+    Returns (x, dims, indices, fixed): the dimensions whose start comes from ``indices``, and
+    ``fixed``, pairs (dimension, start) of known ones. With ``narrow`` x is sliced by the latter.
+    """
+    dims, indices, fixed = [], [], []
+    for d, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        room = x.shape[d] - size
+        if room == 0:  # clamped to zero, whatever it is
+            continue
+        known = eqn.inputs[first_start + d].known
+        if known is None:
+            dims.append(d)
+            indices.append(reshape(graph, start, (1,), label))
+            continue
+        at = min(max(int(known), 0), room)
+        fixed.append((d, at))
+    if narrow:
+        for d, at in fixed:
+            x = take(graph, x, d, at, sizes[d], label)
+    return x, tuple(dims), indices, tuple(fixed)
+
+
+def _gather(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Tensor:
+    x, indices = inputs
+    dn, sizes = eqn.params["dimension_numbers"], tuple(eqn.params["slice_sizes"])
+    batching = tuple(dn.operand_batching_dims)
+    batch_shape, dims, columns = _index_columns(
+        graph, indices, dn.start_index_map, batching, dn.start_indices_batching_dims, label
+    )
+    mode = _MODES[lax.GatherScatterMode.from_any(eqn.params["mode"])]
+    fill = dtypes.storage_bits(_fill_value(eqn.params["fill_value"], x.dtype), x.dtype)
+    n = math.prod(batch_shape)
+    rows = graph.add(
+        "gather", (x, *columns), (n, *sizes), x.dtype, label, mode=mode, dims=dims, fill=fill
+    )
+    gone = (*dn.collapsed_slice_dims, *batching)
+    window = tuple(s for d, s in enumerate(sizes) if d not in gone)
+    rows = reshape(graph, rows, (*batch_shape, *window), label)
+    # The batch dimensions fill the places that offset_dims leaves, in order.
+    rank = len(batch_shape) + len(window)
+    batch_places = [d for d in range(rank) if d not in dn.offset_dims]
+    order = [0] * rank
+    for source, place in enumerate([*batch_places, *dn.offset_dims]):
+        order[place] = source
+    return transpose(graph, rows, order, label)
+
+
+def _scatter(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Tensor:
+    x, indices, updates = inputs
+    dn = eqn.params["dimension_numbers"]
+    batching = tuple(dn.operand_batching_dims)
+    batch_shape, dims, columns = _index_columns(
+        graph,
+        indices,
+        dn.scatter_dims_to_operand_dims,
+        batching,
+        dn.scatter_indices_batching_dims,
+        label,
+    )
+    batch_places = [d for d in range(len(updates.shape)) if d not in dn.update_window_dims]
+    moved = transpose(graph, updates, (*batch_places, *dn.update_window_dims), label)
+    gone = (*dn.inserted_window_dims, *batching)
+    window = iter(updates.shape[d] for d in dn.update_window_dims)
+    sizes = tuple(1 if d in gone else next(window) for d in range(len(x.shape)))
+    rows = reshape(graph, moved, (math.prod(batch_shape), *sizes), label)
+    mode = _MODES[lax.GatherScatterMode.from_any(eqn.params["mode"])]
+    return graph.add(
+        "set_rows", (x, rows, *columns), x.shape, x.dtype, label, mode=mode, dims=dims, fixed=()
+    )
+
+
+def _index_columns(graph, indices, index_map, operand_batching, index_batching, label):
+    """(batch shape, operand dimensions, one index vector [n] for each of them)."""
+    batch_shape = indices.shape[:-1]
+    n = math.prod(batch_shape)
+    columns = []
+    for c in range(indices.shape[-1]):
+        column = take(graph, indices, len(batch_shape), c, 1, label)
+        columns.append(reshape(graph, column, (n,), label))
+    for d in index_batching:
+        line = graph.add("iota", (), (batch_shape[d],), np.int32, label)
+        line = graph.add("broadcast", (line,), batch_shape, np.int32, label, dims=(d,))
+        columns.append(reshape(graph, line, (n,), label))
+    return batch_shape, (*index_map, *operand_batching), columns
+
+
+def _fill_value(value, dtype: np.dtype):
+    """What FILL_OR_DROP gives outside; the defaults are those that ``lax.gather`` documents."""
+    if value is not None:
+        return value
+    if dtypes.is_float(dtype):
+        return np.nan
+    if dtype == np.bool_:
+        return True
+    info = np.iinfo(dtype)
+    return info.min if info.min < 0 else info.max
+
+
+_LOWER = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "scatter": _scatter,
+}

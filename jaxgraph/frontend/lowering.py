@@ -1,0 +1,95 @@
+"""Which equations are native, and the graph that a run of native equations becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxgraph.frontend import contraction, elementwise, indexing, shaping
+from jaxgraph.frontend.flatten import FlatEqn, Value
+from jaxgraph.graph import dtypes
+from jaxgraph.graph.ir import Graph, Tensor
+
+MAX_RANK = 8  # kMaxRank in ffi/core/program.h
+
+
+def why_not_native(eqn: FlatEqn) -> str | None:
+    """The reason why ``eqn`` stays in XLA, in words that follow "it ..."; None if it is native."""
+    name = eqn.primitive.name
+    if eqn.effects:
+        return "has a side effect"
+    for value in (*eqn.inputs, *eqn.outputs):
+        if not hasattr(value.aval, "shape") or not dtypes.is_native(value.aval.dtype):
+            return f"handles {getattr(value.aval, 'dtype', 'an opaque value')}, unknown to kernels"
+        if 0 in value.aval.shape:
+            return "handles an array without elements"
+        if len(value.aval.shape) > MAX_RANK:
+            return f"handles an array of more than {MAX_RANK} dimensions"
+    if name in elementwise.NAMES:
+        return elementwise.why_not(eqn)
+    if name in shaping.VIEWS or name in shaping.REDUCTIONS:
+        return shaping.why_not(eqn)
+    if name == "dot_general":
+        return contraction.why_not(eqn)
+    if name in indexing.NAMES:
+        return indexing.why_not(eqn)
+    return f"is {name}, which has no native kernel"
+
+
+def build_graph(
+    inputs: Sequence[Value],
+    eqns: Sequence[FlatEqn],
+    outputs: Sequence[Value],
+    labels: dict[int, str],
+) -> Graph:
+    """The graph of one native split.
+
+    Args:
+      inputs: values that the split takes from outside, its operands in order.
+      eqns: native equations in order.
+      outputs: values that somebody outside reads, its results in order.
+      labels: for inputs, by ``id(value)``, what a person would call them.
+    """
+    graph = Graph()
+    env: dict[int, Tensor] = {}
+    for value in inputs:
+        env[id(value)] = graph.add_input(
+            value.aval.shape, value.aval.dtype, labels.get(id(value), "")
+        )
+
+    def read(value: Value) -> Tensor:
+        if value.known is not None and value.aval.size == 1:
+            return _constant(graph, value)
+        return env[id(value)]
+
+    for eqn in eqns:
+        label = f"{eqn.primitive.name}@{eqn.source}"
+        for value, tensor in zip(
+            eqn.outputs, _lower(graph, eqn, [read(v) for v in eqn.inputs], label), strict=True
+        ):
+            env[id(value)] = tensor
+    graph.outputs = [read(v) for v in outputs]
+    return graph
+
+
+def _lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
+    name = eqn.primitive.name
+    if name in elementwise.NAMES:
+        return elementwise.lower(graph, eqn, inputs, label)
+    if name in shaping.REDUCTIONS:
+        return shaping.lower_reduction(graph, eqn, inputs, label)
+    if name in shaping.VIEWS:
+        return shaping.lower_view(graph, eqn, inputs, label)
+    if name == "dot_general":
+        return contraction.lower(graph, eqn, inputs, label)
+    return indexing.lower(graph, eqn, inputs, label)
+
+
+def _constant(graph: Graph, value: Value) -> Tensor:
+    """A known number, as a scalar behind a broadcast."""
+    dtype = value.aval.dtype
+    scalar = graph.add(
+        "const", (), (), dtype, value=dtypes.register_bits(value.known.reshape(()), dtype)
+    )
+    if value.aval.shape == ():
+        return scalar
+    return graph.add("broadcast", (scalar,), value.aval.shape, dtype, dims=())

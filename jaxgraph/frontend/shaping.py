@@ -1,0 +1,145 @@
+"""Primitives that only look at data in another way, put pieces together, or reduce an axis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxgraph.frontend.flatten import FlatEqn
+from jaxgraph.graph.ir import Graph, Tensor
+
+VIEWS = frozenset(
+    {
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "broadcast_in_dim",
+        "transpose",
+        "slice",
+        "rev",
+        "split",
+        "bitcast_convert_type",
+        "iota",
+        "concatenate",
+    }
+)
+_REDUCTIONS = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "prod",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "argmax": "argmax",
+    "argmin": "argmin",
+}
+REDUCTIONS = frozenset(_REDUCTIONS)
+
+
+def why_not(eqn: FlatEqn) -> str | None:
+    """Why this equation cannot be native, or None."""
+    name = eqn.primitive.name
+    if name == "reshape" and eqn.params.get("dimensions") is not None:
+        return "reshapes in an order of dimensions of its own"
+    if name == "bitcast_convert_type" and np.bool_ in (
+        eqn.inputs[0].aval.dtype,
+        eqn.outputs[0].aval.dtype,
+    ):
+        return "reinterprets booleans"
+    if name in ("argmax", "argmin") and len(eqn.params["axes"]) != 1:
+        return "takes an argmax over several axes"
+    if name in ("reduce_and", "reduce_or") and eqn.inputs[0].aval.dtype != np.bool_:
+        return "is a bitwise reduction of integers"
+    return None
+
+
+def lower_view(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
+    """Appends the view (or iota, or concatenation) and returns its outputs."""
+    name, params, out = eqn.primitive.name, eqn.params, eqn.outputs[0].aval
+    if name == "iota":
+        dim = params["dimension"]
+        line = graph.add("iota", (), (out.shape[dim],), out.dtype, label)
+        return [graph.add("broadcast", (line,), out.shape, out.dtype, label, dims=(dim,))]
+    if name == "concatenate":
+        pieces = [t for t in inputs if t.size]
+        axis = params["dimension"]
+        if len(pieces) == 1:
+            return pieces
+        return [graph.add("concat", pieces, out.shape, out.dtype, label, axis=axis)]
+    (x,) = inputs
+    if name == "split":
+        pieces, start = [], 0
+        for size in params["sizes"]:
+            pieces.append(take(graph, x, params["axis"], start, int(size), label))
+            start += int(size)
+        return pieces
+    if name in ("reshape", "squeeze", "expand_dims"):
+        return [reshape(graph, x, out.shape, label)]
+    if name == "broadcast_in_dim":
+        dims = tuple(params["broadcast_dimensions"])
+        return [graph.add("broadcast", (x,), out.shape, out.dtype, label, dims=dims)]
+    if name == "transpose":
+        return [transpose(graph, x, params["permutation"], label)]
+    if name == "slice":
+        steps = params["strides"]
+        return [
+            graph.add(
+                "slice",
+                (x,),
+                out.shape,
+                out.dtype,
+                label,
+                starts=tuple(params["start_indices"]),
+                limits=tuple(params["limit_indices"]),
+                steps=tuple(steps) if steps is not None else None,
+            )
+        ]
+    if name == "rev":
+        dims = tuple(params["dimensions"])
+        return [graph.add("rev", (x,), out.shape, out.dtype, label, dims=dims)]
+    return [graph.add("bitcast", (x,), out.shape, out.dtype, label)]
+
+
+def lower_reduction(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
+    """Appends a reduction over the last axis, after views that bring the reduced axes there."""
+    (x,) = inputs
+    out = eqn.outputs[0].aval
+    axes = tuple(a % len(x.shape) for a in eqn.params["axes"])
+    if not axes:
+        return [x]
+    kept = [d for d in range(len(x.shape)) if d not in axes]
+    rows = tuple(x.shape[d] for d in kept)
+    moved = transpose(graph, x, (*kept, *axes), label)
+    flat = reshape(graph, moved, (*rows, math.prod(x.shape[a] for a in axes)), label)
+    op = _REDUCTIONS[eqn.primitive.name]
+    if flat.shape[-1] == 1:  # nothing to reduce; the passes count on rows longer than one
+        if op.startswith("arg"):
+            zero = graph.add("const", (), (), out.dtype, label, value=0)
+            return [graph.add("broadcast", (zero,), out.shape, out.dtype, label, dims=())]
+        return [reshape(graph, x, out.shape, label)]
+    reduced = graph.add("reduce", (flat,), rows, out.dtype, label, op=op)
+    return [reshape(graph, reduced, out.shape, label)]
+
+
+def reshape(graph: Graph, x: Tensor, shape, label: str) -> Tensor:
+    shape = tuple(int(n) for n in shape)
+    return x if shape == x.shape else graph.add("reshape", (x,), shape, x.dtype, label)
+
+
+def transpose(graph: Graph, x: Tensor, permutation, label: str) -> Tensor:
+    permutation = tuple(int(p) for p in permutation)
+    if permutation == tuple(range(len(x.shape))):
+        return x
+    shape = tuple(x.shape[p] for p in permutation)
+    return graph.add("transpose", (x,), shape, x.dtype, label, permutation=permutation)
+
+
+def take(graph: Graph, x: Tensor, axis: int, start: int, size: int, label: str) -> Tensor:
+    """``x[start:start + size]`` along ``axis``, as a view."""
+    if start == 0 and size == x.shape[axis]:
+        return x
+    starts = tuple(start if d == axis else 0 for d in range(len(x.shape)))
+    limits = tuple(start + size if d == axis else n for d, n in enumerate(x.shape))
+    shape = tuple(hi - lo for lo, hi in zip(starts, limits, strict=True))
+    return graph.add("slice", (x,), shape, x.dtype, label, starts=starts, limits=limits, steps=None)

@@ -1,0 +1,42 @@
+"""What each view node does to a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxgraph.graph import layout as ly
+from jaxgraph.graph.ir import Node
+from jaxgraph.graph.layout import Layout
+
+
+def apply(node: Node, x: Layout) -> Layout | None:
+    """The layout of a view node's output where its input lies as ``x``, or None: no strides do it."""
+    attrs, out = node.attrs, node.out
+    if node.kind == "reshape":
+        return ly.reshape(x, out.shape)
+    if node.kind == "transpose":
+        return ly.transpose(x, attrs["permutation"])
+    if node.kind == "broadcast":
+        return ly.broadcast(x, out.shape, attrs["dims"])
+    if node.kind == "slice":
+        return ly.slice_(x, attrs["starts"], attrs["limits"], attrs["steps"])
+    if node.kind == "rev":
+        return ly.reverse(x, attrs["dims"])
+    if node.kind == "bitcast":
+        old, new = node.inputs[0].dtype.itemsize, out.dtype.itemsize
+        return ly.reinterpret(x, old, out.shape, new)
+    raise AssertionError(f"{node.kind} is not a view")
+
+
+def apply_path(path: Sequence[Node], x: Layout) -> tuple[Layout | None, Node | None]:
+    """Applies views from the innermost (last) to the outermost (first).
+
+    Returns:
+      (layout, None), or (None, node) with the first view that strides cannot express.
+    """
+    for node in reversed(path):
+        y = apply(node, x)
+        if y is None:
+            return None, node
+        x = y
+    return x, None

@@ -1,0 +1,315 @@
+"""Clusters elementwise operations and row reductions into EXPR and ROW kernels.
+
+Elementwise values, iotas, constants and row reductions are *virtual*: they are computed inside the
+kernel that needs them. A virtual value gets storage (becomes a *sink*) only where somebody needs
+it in memory: a matrix product, an index, an output, several kernels at once, or a kernel for which
+it does not fit (another iteration space, an inexpressible view, too large a program).
+
+The search is by trial: kernels are built for the present set of sinks; what does not fit is added
+to the set, until all fits. Then kernels over the same iteration space are merged, where that makes
+no cycle, into one with several stores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxgraph.frontend.elementwise import TRANSCENDENTAL
+from jaxgraph.graph import views
+from jaxgraph.graph.ir import Graph, Node, Tensor
+from jaxgraph.graph.layout import Layout, contiguous
+from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
+from jaxgraph.plan.errors import PlanError
+
+
+@dataclasses.dataclass(eq=False)
+class FusedGraph:
+    """A graph whose virtual values are settled.
+
+    Attributes:
+      graph: the graph.
+      clusters: fused kernels, in no particular order.
+      layout_of: for a tensor that is stored or a view of one: (stored tensor, its layout in it).
+    """
+
+    graph: Graph
+    clusters: list[Fit]
+    layout_of: Callable[[Tensor], tuple[Tensor, Layout]]
+
+
+def fuse(graph: Graph, merge: bool = True) -> FusedGraph:
+    """Decides what is stored and which kernel computes it.
+
+    Args:
+      graph: the graph of one native split.
+      merge: also merge kernels over one iteration space (off: one store a kernel).
+    """
+    return _Fuser(graph).run(merge)
+
+
+class _Fuser:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.nodes = graph.live_nodes()
+        self.consumers = graph.consumers()
+        self.stored: set[int] = set()
+        self.own_layouts: dict[int, Layout] = {}
+        for node in self.nodes:
+            if not node.out.is_view and not node.out.is_virtual:
+                self.stored.add(node.out.id)
+                if node.kind != "concat":
+                    for tensor in node.inputs:
+                        self.need_storage(tensor)
+        for tensor in graph.outputs:
+            self.need_storage(_base(tensor))
+
+    def run(self, merge: bool) -> FusedGraph:
+        while True:
+            self.settle_shared()
+            fits, misfits = [], set()
+            for sink in self.sinks():
+                try:
+                    fits.append(Cluster(self, (sink,)).build())
+                except Misfit as misfit:
+                    misfits |= misfit.tensors
+            if not misfits:
+                break
+            if misfits <= self.stored:
+                raise PlanError("an expression does not fit into any kernel")
+            self.stored |= misfits
+        if merge:
+            fits = self.drop_unread(_Merger(self, fits).run())
+        return FusedGraph(self.graph, fits, self.layout)
+
+    def drop_unread(self, fits: list[Fit]) -> list[Fit]:
+        """Un-stores what only its own kernel needed, now that its readers have joined it."""
+        read = {t.id for fit in fits for t in fit.reads}
+        read |= {self.layout(t)[0].id for t in self.graph.outputs}
+        for node in self.nodes:
+            if node.out.id in self.stored and not (node.out.is_virtual or node.out.is_view):
+                read |= {self.layout(t)[0].id for t in node.inputs if node.kind != "concat"}
+        kept = []
+        for fit in fits:
+            sinks = tuple(s for s in fit.sinks if s.storage.id in read)
+            if not sinks:
+                continue
+            if len(sinks) < len(fit.sinks):
+                self.stored -= {s.storage.id for s in fit.sinks} - {s.storage.id for s in sinks}
+                fit = Cluster(self, sinks).build()
+            kept.append(fit)
+        return kept
+
+    def need_storage(self, tensor: Tensor) -> None:
+        """Stores what ``tensor`` is a view of; or a view on the way that strides cannot express."""
+        path: list[Node] = []
+        base = tensor
+        while base.is_view and base.id not in self.stored:
+            path.append(base.node)
+            base = base.node.inputs[0]
+        self.stored.add(base.id)
+        layout, failed = views.apply_path(path, self.own_layout(base))
+        if layout is None:
+            assert failed is not None
+            self.stored.add(failed.inputs[0].id)
+
+    def layout(self, tensor: Tensor) -> tuple[Tensor, Layout]:
+        """(stored tensor, how ``tensor`` lies in it), for a tensor that is stored or a view."""
+        path: list[Node] = []
+        base = tensor
+        while base.id not in self.stored:
+            path.append(base.node)
+            base = base.node.inputs[0]
+        layout, failed = views.apply_path(path, self.own_layout(base))
+        if layout is None:
+            assert failed is not None
+            raise Misfit({failed.inputs[0].id})
+        return base, layout
+
+    def own_layout(self, tensor: Tensor) -> Layout:
+        """How a stored tensor lies in its buffer: row-major, but an update lies as its array does.
+
+        So an array that is updated through a transposed view needs no copy.
+        """
+        if tensor.node.kind != "set_rows":
+            return contiguous(tensor.shape)
+        if tensor.id not in self.own_layouts:
+            dest = tensor.node.inputs[0]
+            base, layout = self.layout(dest)
+            dense = layout.is_dense and layout.size == base.size and dest.dtype == base.dtype
+            self.own_layouts[tensor.id] = layout if dense else contiguous(tensor.shape)
+        return self.own_layouts[tensor.id]
+
+    def settle_shared(self) -> None:
+        """Stores virtual values that several kernels would compute, unless they are cheap."""
+        homes: dict[int, set[object]] = {}
+        for node in reversed(self.nodes):
+            out = node.out
+            here: set[object] = set()
+            for reader in self.consumers.get(out.id, ()):
+                if reader.kind == "concat":
+                    here |= {(reader.out.id, i) for i, t in enumerate(reader.inputs) if t is out}
+                elif reader.out.id in self.stored and (reader.out.is_virtual or reader.out.is_view):
+                    here.add(reader.out.id)
+                elif reader.out.is_virtual or reader.out.is_view:
+                    here |= homes[reader.out.id]
+            if (
+                out.is_virtual
+                and out.id not in self.stored
+                and len(here) > 1
+                and not self.is_cheap(out)
+            ):
+                self.stored.add(out.id)
+            homes[out.id] = {out.id} if out.id in self.stored else here
+
+    def is_cheap(self, tensor: Tensor, budget: int = 6) -> bool:
+        """Cheaper to compute in every kernel that reads it than to store once.
+
+        Leaves may be constants, iotas and single elements; a lone conversion of anything is cheap
+        too. Sums of rows are not, else a residual stream would grow into every later layer.
+        """
+        node = tensor.node
+        if node.kind in ("const", "iota"):
+            return True
+        if node.kind != "elementwise":
+            return False
+        if node.attrs["op"] == "convert" and not _base(node.inputs[0]).is_virtual:
+            return True
+        seen: set[int] = set()
+        stack, ops = [tensor], 0
+        while stack:
+            t = stack.pop()
+            if t.id in seen:
+                continue
+            seen.add(t.id)
+            if t.id in self.stored or not (t.is_virtual or t.is_view):
+                if t.size > 1:
+                    return False
+            elif t.is_view:
+                stack.append(t.node.inputs[0])
+            elif t.node.kind == "elementwise":
+                ops += 1
+                if t.node.attrs["op"] in TRANSCENDENTAL or ops > budget:
+                    return False
+                stack.extend(t.node.inputs)
+            elif t.node.kind == "reduce":
+                return False
+        return True
+
+    def sinks(self) -> Iterable[Sink]:
+        """Every value that some kernel of ours has to store, and where."""
+        for node in self.nodes:
+            out = node.out
+            if node.kind == "concat":
+                start = 0
+                for piece in node.inputs:
+                    offset = start * contiguous(out.shape).strides[node.attrs["axis"]]
+                    place = Layout(piece.shape, contiguous(out.shape).strides, offset)
+                    yield Sink(piece, out, place)
+                    start += piece.shape[node.attrs["axis"]]
+            elif out.id in self.stored and (out.is_virtual or out.is_view):
+                yield Sink(out, out, contiguous(out.shape))
+
+
+class _Merger:
+    """Joins clusters over the same iteration space, one pair after the other."""
+
+    def __init__(self, fuser: _Fuser, fits: Sequence[Fit]):
+        self.fuser = fuser
+        self.fits: dict[int, Fit] = dict(enumerate(fits))
+        self.unit_of: dict[tuple[int, int], int] = {}  # storage piece -> who writes it
+
+    def run(self) -> list[Fit]:
+        units = self._units()
+        for a, b in self._candidates():
+            a, b = self._find(a), self._find(b)
+            if a == b or a not in self.fits or b not in self.fits:
+                continue
+            if self._on_a_detour(units, a, b) or self._on_a_detour(units, b, a):
+                continue
+            try:
+                sinks = (*self.fits[a].sinks, *self.fits[b].sinks)
+                joined = Cluster(self.fuser, sinks).build()
+            except Misfit:
+                continue
+            self.fits[b] = joined
+            del self.fits[a]
+            self.parent[a] = b
+            self._redirect(units, a, b)
+        return list(self.fits.values())
+
+    def _find(self, a: int) -> int:
+        while a in self.parent:
+            a = self.parent[a]
+        return a
+
+    def _units(self) -> dict[int, set[int]]:
+        """The dependency graph: unit -> units it reads. Clusters are 0.., other nodes behind."""
+        self.parent: dict[int, int] = {}
+        writers: dict[int, set[int]] = {}
+        for i, fit in self.fits.items():
+            for sink in fit.sinks:
+                writers.setdefault(sink.storage.id, set()).add(i)
+        others = [
+            n
+            for n in self.fuser.nodes
+            if n.kind not in ("input", "concat") and not n.out.is_view and not n.out.is_virtual
+        ]
+        reads: dict[int, set[int]] = {}
+        for i, node in enumerate(others, start=len(self.fits)):
+            writers.setdefault(node.out.id, set()).add(i)
+        for i, fit in self.fits.items():
+            reads[i] = {w for t in fit.reads for w in writers.get(t.id, ())} - {i}
+        for i, node in enumerate(others, start=len(self.fits)):
+            bases = [self.fuser.layout(t)[0] for t in node.inputs]
+            reads[i] = {w for t in bases for w in writers.get(t.id, ())}
+        self.writers = writers
+        self.readers: dict[int, set[int]] = {}
+        for i, sources in reads.items():
+            for w in sources:
+                self.readers.setdefault(w, set()).add(i)
+        return reads
+
+    def _candidates(self) -> list[tuple[int, int]]:
+        """Pairs worth a trial: producer and consumer, pieces of one concatenation, lone scalars."""
+        pairs: list[tuple[int, int]] = []
+        for b, fit in self.fits.items():
+            for tensor in fit.reads:
+                pairs += [(a, b) for a in self.writers.get(tensor.id, ()) if a in self.fits]
+        for group in self.writers.values():
+            pieces = sorted(w for w in group if w in self.fits)
+            pairs += list(zip(pieces, pieces[1:], strict=False))
+        scalars = [i for i, fit in self.fits.items() if fit.space == ()]
+        pairs += list(zip(scalars, scalars[1:], strict=False))
+        return [(a, b) for a, b in pairs if a != b and self._same_space(a, b)]
+
+    def _same_space(self, a: int, b: int) -> bool:
+        x, y = self.fits[a], self.fits[b]
+        return x.space == y.space or x.space[:-1] == y.space or x.space == y.space[:-1]
+
+    def _on_a_detour(self, reads: dict[int, set[int]], a: int, b: int) -> bool:
+        """Does b depend on a through some third unit? Then one kernel cannot be both."""
+        seen: set[int] = set()
+        stack = [u for u in reads[b] if u != a]
+        while stack:
+            unit = stack.pop()
+            if unit == a:
+                return True
+            if unit not in seen:
+                seen.add(unit)
+                stack.extend(reads[unit])
+        return False
+
+    def _redirect(self, reads: dict[int, set[int]], a: int, b: int) -> None:
+        reads[b] = (reads[b] | reads.pop(a)) - {a, b}
+        for reader in self.readers.pop(a, set()):
+            if reader in reads:
+                reads[reader] = {b if u == a else u for u in reads[reader]} - {reader}
+                self.readers.setdefault(b, set()).add(reader)
+
+
+def _base(tensor: Tensor) -> Tensor:
+    """What ``tensor`` is a view of."""
+    while tensor.is_view:
+        tensor = tensor.node.inputs[0]
+    return tensor

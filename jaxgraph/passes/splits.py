@@ -1,0 +1,131 @@
+"""Cuts the flat list of equations into maximal runs that one backend executes.
+
+Equations are scheduled greedily: all that are ready for the present backend before the other one
+gets its turn, so that independent work never costs an extra split. Effects keep their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value
+from jaxgraph.frontend.lowering import why_not_native
+
+NATIVE, XLA = "native", "xla"
+
+# A native split costs the host 10-20 us a call; fewer equations than this between two XLA splits
+# are cheaper inside XLA.
+_MIN_NATIVE_EQNS = 4
+
+
+@dataclasses.dataclass(eq=False)
+class Cut:
+    """A run of equations for one backend, the values it takes and the values others read."""
+
+    backend: str
+    eqns: list[FlatEqn]
+    inputs: list[Value] = dataclasses.field(default_factory=list)
+    outputs: list[Value] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftInXla:
+    """An equation that stays in XLA: which, why, and where in the user's code it stands."""
+
+    primitive: str
+    reason: str
+    source: str
+
+
+def cut(step: FlatStep) -> tuple[list[Cut], list[LeftInXla]]:
+    """The splits of a step in execution order, and the equations that are not native."""
+    eqns = _live(step)
+    reasons = {id(e): why_not_native(e) for e in eqns}
+    left = [
+        LeftInXla(e.primitive.name, reasons[id(e)], e.source)
+        for e in eqns
+        if reasons[id(e)] is not None
+    ]
+    backend = {id(e): NATIVE if reasons[id(e)] is None else XLA for e in eqns}
+    runs = _schedule(eqns, backend)
+    if len(runs) > 1:
+        small = [r for r in runs if r.backend == NATIVE and len(r.eqns) < _MIN_NATIVE_EQNS]
+        if small:
+            for run in small:
+                for e in run.eqns:
+                    backend[id(e)] = XLA
+                    left.append(
+                        LeftInXla(e.primitive.name, "stands in a run too short to pay", e.source)
+                    )
+            runs = _schedule(eqns, backend)
+    _find_interfaces(step, runs)
+    return runs, left
+
+
+def _live(step: FlatStep) -> list[FlatEqn]:
+    """Equations that an output or an effect needs, in order."""
+    needed = {id(v) for v in step.outputs}
+    live = []
+    for eqn in reversed(step.eqns):
+        if eqn.effects or any(id(v) in needed for v in eqn.outputs):
+            live.append(eqn)
+            needed.update(id(v) for v in eqn.inputs)
+    return live[::-1]
+
+
+def _schedule(eqns: Sequence[FlatEqn], backend: dict[int, str]) -> list[Cut]:
+    made_by = {id(v): e for e in eqns for v in e.outputs}
+    waits: dict[int, int] = {}
+    readers: dict[int, list[FlatEqn]] = {}
+    last_effect: FlatEqn | None = None
+    for eqn in eqns:
+        before = {id(made_by[id(v)]) for v in eqn.inputs if id(v) in made_by}
+        if eqn.effects:
+            if last_effect is not None:
+                before.add(id(last_effect))
+            last_effect = eqn
+        waits[id(eqn)] = len(before)
+        for b in before:
+            readers.setdefault(b, []).append(eqn)
+
+    position = {id(e): i for i, e in enumerate(eqns)}
+    ready: dict[str, list[FlatEqn]] = {NATIVE: [], XLA: []}
+    for eqn in eqns:
+        if waits[id(eqn)] == 0:
+            ready[backend[id(eqn)]].append(eqn)
+    # XLA first: what needs no native result belongs in front of the first native split.
+    now, runs = (XLA if ready[XLA] else NATIVE), []
+    while ready[NATIVE] or ready[XLA]:
+        run: list[FlatEqn] = []
+        while ready[now]:
+            eqn = ready[now].pop(0)
+            run.append(eqn)
+            for reader in readers.get(id(eqn), ()):
+                waits[id(reader)] -= 1
+                if waits[id(reader)] == 0:
+                    ready[backend[id(reader)]].append(reader)
+        if run:
+            run.sort(key=lambda e: position[id(e)])
+            runs.append(Cut(now, run))
+        now = XLA if now == NATIVE else NATIVE
+    return runs
+
+
+def _find_interfaces(step: FlatStep, runs: Sequence[Cut]) -> None:
+    """Fills in each run's inputs and outputs."""
+    made_in = {id(v): r for r in runs for e in r.eqns for v in e.outputs}
+    wanted: dict[int, Value] = {}
+    for value in step.outputs:
+        wanted[id(value)] = value
+    for run in runs:
+        seen: dict[int, Value] = {}
+        for eqn in run.eqns:
+            for value in eqn.inputs:
+                outside = made_in.get(id(value)) is not run
+                if outside and not (value.known is not None and value.aval.size == 1):
+                    seen[id(value)] = value
+        run.inputs = list(seen.values())
+        wanted.update(seen)
+    for run in runs:
+        run.outputs = [v for e in run.eqns for v in e.outputs if id(v) in wanted]

@@ -1,0 +1,202 @@
+"""One native split as a program: bytes that the native core decodes and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgraph import _native
+from jaxgraph.frontend.flatten import Value
+from jaxgraph.frontend.lowering import build_graph
+from jaxgraph.graph import dtypes
+from jaxgraph.graph.ir import Graph, Tensor
+from jaxgraph.passes.concat import push_through_concat
+from jaxgraph.passes.fuse import fuse
+from jaxgraph.passes.in_place import chain_stacked_updates
+from jaxgraph.passes.splits import Cut
+from jaxgraph.plan import units as un
+from jaxgraph.plan.storage import Buffer, StoragePlan, plan_storage
+
+_ARENA, _OPERAND, _RESULT = range(3)  # BaseKind
+_UNKNOWN, _WANDERS = range(2)  # BaseHint
+
+# Integer operands up to this size (tokens, positions, block tables) come in a new buffer at nearly
+# every call; weights, which are floats, keep theirs. The executor corrects what this guesses wrong.
+_SMALL_INTEGER_BYTES = 4096
+
+
+@dataclasses.dataclass(eq=False)
+class NativeSplit:
+    """A planned native split.
+
+    Attributes:
+      program: the encoded program.
+      result_avals: shapes and dtypes of the results.
+      aliases: operand index -> result index of arrays that are updated in place.
+      num_nodes: nodes of the program.
+      num_launches: nodes that launch a kernel, before emission-level fusion.
+      arena_bytes: intermediates.
+      widest_live: the largest sum of intermediates alive at once, in bytes.
+      ops: how many nodes there are of each kind.
+      first_node: label of the node that gives the split its graph key.
+      key: the graph key.
+      copied_updates: (where, bytes, why) of updates that copy their array first.
+    """
+
+    program: bytes
+    result_avals: tuple[jax.ShapeDtypeStruct, ...]
+    aliases: dict[int, int]
+    num_nodes: int
+    num_launches: int
+    arena_bytes: int
+    widest_live: int
+    ops: dict[str, int]
+    first_node: str
+    key: bytes
+    copied_updates: list[tuple[str, int, str]]
+
+
+def plan_native(
+    cut: Cut,
+    *,
+    name: str,
+    function_id: int,
+    split: int,
+    exec_options: Mapping[str, Any],
+    labels: Mapping[int, str],
+) -> NativeSplit:
+    """Plans one native split.
+
+    Args:
+      cut: the equations and the values that cross the split's border.
+      name: qualified name of the wrapped function.
+      function_id: owner of the statistics.
+      split: ordinal of the split within the step.
+      exec_options: fields of ``ExecOptions`` in ``ffi/core/program.h``.
+      labels: what a person would call each input, by ``id(value)``.
+
+    Raises:
+      PlanError: the split has no native form after all.
+    """
+    graph = build_graph(cut.inputs, cut.eqns, cut.outputs, dict(labels))
+    graph = chain_stacked_updates(push_through_concat(graph))
+    fused = fuse(graph, merge=exec_options.get("fusion", True))
+    plan = plan_storage(fused)
+    bases, base_of = _bases(graph, plan, cut, labels)
+    nodes = [_node(unit, plan, base_of) for unit in plan.units]
+    key = _graph_key(name, plan, graph, labels, cut)
+    program = _native.encode_program(
+        {
+            "function": name,
+            "function_id": function_id,
+            "split": split,
+            "key": key,
+            "arena_bytes": plan.arena_bytes,
+            "options": dict(exec_options),
+            "bases": bases,
+            "nodes": nodes,
+        }
+    )
+    return NativeSplit(
+        program=program,
+        result_avals=tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in cut.outputs),
+        aliases=plan.aliases,
+        num_nodes=len(nodes),
+        num_launches=sum(u.op != un.VIEW for u in plan.units),
+        arena_bytes=plan.arena_bytes,
+        widest_live=plan.widest_live,
+        ops=dict(Counter(un.OP_NAMES[u.op] for u in plan.units)),
+        first_node=plan.units[0].label if plan.units else "",
+        key=key,
+        copied_updates=plan.copied_updates,
+    )
+
+
+def _bases(graph: Graph, plan: StoragePlan, cut: Cut, labels: Mapping[int, str]):
+    """The base table, and a function from a buffer to (base number, byte offset)."""
+    written = {id(plan.buffers[r.tensor.id]) for u in plan.units for r in u.outs}
+    bases = [_base(_ARENA, nbytes=plan.arena_bytes, written=True, label="arena")]
+    for i, (tensor, value) in enumerate(zip(graph.inputs, cut.inputs, strict=True)):
+        small_integer = dtypes.is_integer(tensor.dtype) and tensor.nbytes <= _SMALL_INTEGER_BYTES
+        bases.append(
+            _base(
+                _OPERAND,
+                index=i,
+                nbytes=tensor.nbytes,
+                hint=_WANDERS if small_integer and i not in plan.aliases else _UNKNOWN,
+                written=id(plan.buffers[tensor.id]) in written,
+                label=labels.get(id(value), f"operand[{i}]"),
+            )
+        )
+    alias_of = {j: i for i, j in plan.aliases.items()}
+    for j, tensor in enumerate(graph.outputs):
+        bases.append(
+            _base(
+                _RESULT,
+                index=j,
+                nbytes=tensor.nbytes,
+                hint=_UNKNOWN if j in alias_of else _WANDERS,
+                written=j not in alias_of,
+                alias=alias_of.get(j, -1),
+                label=f"result[{j}]",
+            )
+        )
+    first_result = 1 + len(graph.inputs)
+
+    def base_of(buffer: Buffer) -> tuple[int, int]:
+        if buffer.kind == "arena":
+            return 0, buffer.offset
+        return (1 if buffer.kind == "operand" else first_result) + buffer.index, 0
+
+    return bases, base_of
+
+
+def _base(
+    kind, *, nbytes, label, index=0, hint=_UNKNOWN, written=False, alias=-1
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "hint": hint,
+        "written": written,
+        "alias": alias,
+        "index": index,
+        "nbytes": nbytes,
+        "label": label,
+    }
+
+
+def _node(unit: un.Unit, plan: StoragePlan, base_of) -> tuple:
+    def ref(r: un.Ref) -> tuple:
+        base, offset = base_of(plan.buffers[r.tensor.id])
+        at = offset + r.layout.offset * np.dtype(r.dtype).itemsize
+        return (dtypes.code_of(r.dtype), base, at, r.layout.shape, r.layout.strides)
+
+    outs, srcs = [ref(r) for r in unit.outs], [ref(r) for r in unit.srcs]
+    return (unit.op, 0, 0, 0, unit.params, outs, srcs, unit.label)
+
+
+def _graph_key(name, plan: StoragePlan, graph: Graph, labels: Mapping[int, str], cut: Cut) -> bytes:
+    """Identity of the split's first node: function, operation, and where its sources come from.
+
+    No shapes and no ordinals: when a batch grows or splits shift, the key follows the content.
+    """
+    said = [name]
+    if plan.units:
+        first = plan.units[0]
+        said.append(un.OP_NAMES[first.op])
+        operands = {t.id: v for t, v in zip(graph.inputs, cut.inputs, strict=True)}
+        for tensor in first.reads():
+            said.append(_origin(tensor, operands, labels))
+        said.append(first.label.partition("@")[0])
+    return hashlib.blake2b("\0".join(said).encode(), digest_size=16).digest()
+
+
+def _origin(tensor: Tensor, operands: Mapping[int, Value], labels: Mapping[int, str]) -> str:
+    value = operands.get(tensor.id)
+    return tensor.node.kind if value is None else labels.get(id(value), "operand")

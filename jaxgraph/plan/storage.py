@@ -1,0 +1,299 @@
+"""Gives every stored tensor a place: an operand, a result, or a part of the arena.
+
+Updates (SET_ROWS) happen in place where nobody can tell the difference: the version they overwrite
+is read by nobody afterwards, and an operand is overwritten only where its final version is a result
+of the same type, so that the two can share a buffer. Elsewhere a copy is made first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+
+from jaxgraph.graph.ir import Graph, Tensor
+from jaxgraph.graph.layout import contiguous
+from jaxgraph.passes.fuse import FusedGraph
+from jaxgraph.plan import units as un
+from jaxgraph.plan.units import Ref, Unit
+
+ALIGNMENT = 256  # bytes; what CUDA's allocator gives and 16-byte vector loads need
+
+
+@dataclasses.dataclass(eq=False)
+class Buffer:
+    """Memory shared by all versions of one array: ``kind`` operand, result, or arena."""
+
+    kind: str
+    index: int = -1  # among operands or results
+    nbytes: int = 0
+    offset: int = 0  # in the arena
+
+
+@dataclasses.dataclass(eq=False)
+class StoragePlan:
+    """Units in execution order and where their tensors lie.
+
+    Attributes:
+      units: in execution order.
+      buffers: by tensor id.
+      arena_bytes: size of the arena.
+      aliases: operand index -> result index of arrays updated in place.
+      copied_updates: labels of updates that had to copy their array first, with bytes and reason.
+      widest_live: the largest number of arena bytes alive at once, a lower bound of any packing.
+    """
+
+    units: list[Unit]
+    buffers: dict[int, Buffer]
+    arena_bytes: int
+    aliases: dict[int, int]
+    copied_updates: list[tuple[str, int, str]]
+    widest_live: int
+
+
+def plan_storage(fused: FusedGraph) -> StoragePlan:
+    """Storage and order for a fused graph."""
+    return _Planner(fused).run()
+
+
+class _Planner:
+    def __init__(self, fused: FusedGraph):
+        self.graph: Graph = fused.graph
+        self.layout_of = fused.layout_of
+        self.units = [un.of_fit(f) for f in fused.clusters]
+        self.units += [
+            un.of_node(n, self.layout_of)
+            for n in self.graph.live_nodes()
+            if n.kind in ("matmul", "gather", "set_rows")
+        ]
+        self.units.sort(key=lambda u: u.position)
+        self.overwrites: dict[int, Unit] = {}  # version id -> the update that overwrites it
+        self.before: dict[Unit, set[Unit]] = {}
+        self.copied: list[tuple[str, int, str]] = []
+        self.aliases: dict[int, int] = {}
+
+    def run(self) -> StoragePlan:
+        self.find_dependencies()
+        self.choose_in_place()
+        buffers = self.assign_buffers()
+        self.copy_outputs(buffers)
+        order = self.order()
+        arena, widest = _pack(order, buffers)
+        return StoragePlan(order, buffers, arena, self.aliases, self.copied, widest)
+
+    def find_dependencies(self) -> None:
+        writers: dict[int, set[Unit]] = {}
+        for unit in self.units:
+            for tensor in unit.writes():
+                writers.setdefault(tensor.id, set()).add(unit)
+        self.writers = writers
+        for unit in self.units:
+            sources = unit.reads() + ([unit.dest] if unit.dest is not None else [])
+            self.before[unit] = {w for t in sources for w in writers.get(t.id, ())} - {unit}
+
+    # Updates in place.
+
+    def choose_in_place(self) -> None:
+        outputs = {self.layout_of(t)[0].id for t in self.graph.outputs}
+        updates = [u for u in self.units if u.op == un.SET_ROWS]
+        reasons: dict[Unit, str] = {}
+        for unit in updates:
+            reason = self.why_copy(unit, outputs)
+            if reason is None:
+                self.overwrites[unit.dest.id] = unit
+            else:
+                reasons[unit] = reason
+        for tensor in self.graph.inputs:
+            first = self.overwrites.get(tensor.id)
+            if first is not None and not self.alias_with_result(tensor, first):
+                del self.overwrites[tensor.id]
+                reasons[first] = "its new value is not returned in a result of the same type"
+        for unit in updates:
+            readers = [u for u in self.units if u is not unit and unit.dest in u.reads()]
+            if unit not in reasons and any(self.depends(r, unit) for r in readers):
+                del self.overwrites[unit.dest.id]
+                self.drop_alias(unit)
+                reasons[unit] = "its old value is read after the update"
+            if unit in reasons:
+                self.copy_first(unit, reasons[unit])
+            else:
+                self.before[unit] |= set(readers)
+
+    def why_copy(self, unit: Unit, outputs: set[int]) -> str | None:
+        dest = unit.dest
+        assert dest is not None
+        node_dest = self.graph.nodes[unit.outs[0].tensor.id].inputs[0]
+        _, layout = self.layout_of(node_dest)
+        if not (layout.is_dense and layout.size == dest.size):
+            return "only a part of its array is updated"
+        if node_dest.dtype != dest.dtype:
+            return "its array is seen in another type"
+        if dest.id in outputs:
+            return "its old value is returned"
+        if dest.id in self.overwrites:
+            return "its old value is updated twice"
+        return None
+
+    def alias_with_result(self, operand: Tensor, unit: Unit) -> bool:
+        """Binds an operand to the result that is the last version of its chain of updates."""
+        last = unit.outs[0].tensor
+        while last.id in self.overwrites:
+            last = self.overwrites[last.id].outs[0].tensor
+        for j, tensor in enumerate(self.graph.outputs):
+            base, layout = self.layout_of(tensor)
+            same = (tensor.shape, tensor.dtype) == (operand.shape, operand.dtype)
+            whole = layout.is_contiguous and layout.offset == 0
+            if base is last and same and whole and j not in self.aliases.values():
+                self.aliases[operand.node.attrs["index"]] = j
+                return True
+        return False
+
+    def drop_alias(self, unit: Unit) -> None:
+        """An update in the middle of a chain copies after all: the operand stays as it was."""
+        version = unit.dest
+        assert version is not None
+        while version.node.kind == "set_rows":
+            above = next(u for u in self.writers[version.id])
+            if self.overwrites.get(above.dest.id) is not above:
+                return
+            version = above.dest
+        if version.node.kind == "input":
+            self.aliases.pop(version.node.attrs["index"], None)
+            first = self.overwrites.pop(version.id, None)
+            if first is not None and first is not unit:
+                self.copy_first(first, "a later update of its array had to copy")
+
+    def copy_first(self, unit: Unit, reason: str) -> None:
+        """Makes ``unit`` update a copy of its destination."""
+        node_dest = self.graph.nodes[unit.outs[0].tensor.id].inputs[0]
+        base, layout = self.layout_of(node_dest)
+        out = unit.outs[0].tensor
+        copy = un.copy(
+            Ref(out, out.dtype, self.layout_of(out)[1]),
+            Ref(base, node_dest.dtype, layout),
+            f"copy for {unit.label}",
+            unit.position,
+        )
+        self.copied.append((unit.label, out.nbytes, reason))
+        self.units.append(copy)
+        self.before[copy] = {w for w in self.writers.get(base.id, ()) if w is not unit}
+        self.writers.setdefault(out.id, set()).add(copy)
+        self.before[unit].add(copy)
+        for reader in self.units:  # whoever reads the new version waits for the update itself
+            if reader is not unit and reader is not copy and out in reader.reads():
+                self.before[reader].add(copy)
+
+    def depends(self, a: Unit, b: Unit) -> bool:
+        """Must b run before a?"""
+        seen: set[int] = set()
+        stack = [a]
+        while stack:
+            unit = stack.pop()
+            if unit is b:
+                return True
+            if id(unit) not in seen:
+                seen.add(id(unit))
+                stack.extend(self.before[unit])
+        return False
+
+    # Buffers.
+
+    def assign_buffers(self) -> dict[int, Buffer]:
+        buffers: dict[int, Buffer] = {}
+        for i, tensor in enumerate(self.graph.inputs):
+            buffers[tensor.id] = Buffer("operand", i, tensor.nbytes)
+        for unit in sorted(self.units, key=lambda u: u.position):
+            for tensor in unit.writes():
+                if tensor.id in buffers:
+                    continue
+                dest = unit.dest
+                if dest is not None and self.overwrites.get(dest.id) is unit:
+                    buffers[tensor.id] = buffers[dest.id]
+                else:
+                    buffers[tensor.id] = Buffer("arena", -1, tensor.nbytes)
+        return buffers
+
+    def copy_outputs(self, buffers: dict[int, Buffer]) -> None:
+        """Lets outputs be computed where they are wanted; what cannot be is copied there."""
+        aliased = {j: i for i, j in self.aliases.items()}
+        for j, tensor in enumerate(self.graph.outputs):
+            if j in aliased:
+                continue
+            base, layout = self.layout_of(tensor)
+            buffer = buffers[base.id]
+            whole = layout.is_contiguous and layout.offset == 0 and layout.size == base.size
+            if buffer.kind == "arena" and whole and base.id not in self.overwrites:
+                buffer.kind, buffer.index = "result", j
+                continue
+            result = _ResultTensor(tensor, j)
+            buffers[result.id] = Buffer("result", j, tensor.nbytes)
+            copy = un.copy(
+                Ref(result, tensor.dtype, contiguous(tensor.shape)),
+                Ref(base, tensor.dtype, layout),
+                f"result[{j}]",
+                len(self.graph.nodes) + j,
+            )
+            self.units.append(copy)
+            self.before[copy] = set(self.writers.get(base.id, ()))
+
+    def order(self) -> list[Unit]:
+        """A legal order, as near to the user's as dependencies allow."""
+        waits = {u: len(self.before[u]) for u in self.units}
+        after: dict[Unit, list[Unit]] = {}
+        for unit, sources in self.before.items():
+            for source in sources:
+                after.setdefault(source, []).append(unit)
+        serial = {u: i for i, u in enumerate(self.units)}
+        heap = [(u.position, serial[u], u) for u in self.units if waits[u] == 0]
+        heapq.heapify(heap)
+        order = []
+        while heap:
+            _, _, unit = heapq.heappop(heap)
+            order.append(unit)
+            for later in after.get(unit, ()):
+                waits[later] -= 1
+                if waits[later] == 0:
+                    heapq.heappush(heap, (later.position, serial[later], later))
+        assert len(order) == len(self.units), "the units' dependencies have a cycle"
+        return order
+
+
+class _ResultTensor(Tensor):
+    """Stands for a result that is only a copy of something."""
+
+    __slots__ = ()
+
+    def __init__(self, like: Tensor, j: int):
+        super().__init__(-1 - j, like.shape, like.dtype, like.node)
+
+
+def _pack(order: list[Unit], buffers: dict[int, Buffer]) -> tuple[int, int]:
+    """Arena offsets by first fit over lifetimes. Returns (arena bytes, widest live set)."""
+    birth: dict[Buffer, int] = {}
+    death: dict[Buffer, int] = {}
+    for at, unit in enumerate(order):
+        for ref in (*unit.outs, *unit.srcs):
+            buffer = buffers[ref.tensor.id]
+            if buffer.kind == "arena":
+                birth.setdefault(buffer, at)
+                death[buffer] = at
+    born: dict[int, list[Buffer]] = {}
+    for buffer, at in birth.items():
+        born.setdefault(at, []).append(buffer)
+    live: list[Buffer] = []  # by offset
+    top = widest = 0
+    for at in range(len(order)):
+        live = [b for b in live if death[b] >= at]
+        for buffer in sorted(born.get(at, ()), key=lambda b: -b.nbytes):
+            need, start, place = _aligned(buffer.nbytes), 0, 0
+            while place < len(live) and live[place].offset - start < need:
+                start = live[place].offset + _aligned(live[place].nbytes)
+                place += 1
+            buffer.offset = start
+            live.insert(place, buffer)
+            top = max(top, start + need)
+        widest = max(widest, sum(_aligned(b.nbytes) for b in live))
+    return top, widest
+
+
+def _aligned(n: int) -> int:
+    return max(ALIGNMENT, -(-n // ALIGNMENT) * ALIGNMENT)

@@ -1,0 +1,96 @@
+"""Units: the launches of a split before they have addresses, and what each reads and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import numpy as np
+
+from jaxgraph.graph.ir import Node, Tensor
+from jaxgraph.graph.layout import Layout, slice_
+from jaxgraph.passes.cluster import Fit
+
+# Op in ffi/core/program.h.
+VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY = range(7)
+OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A tensor in the storage of ``tensor``, seen as ``dtype`` and ``layout``."""
+
+    tensor: Tensor
+    dtype: np.dtype
+    layout: Layout
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """One node of the program to be: operation, operands, and its place in the user's order."""
+
+    op: int
+    outs: list[Ref]
+    srcs: list[Ref]
+    params: bytes
+    label: str
+    position: int
+    dest: Tensor | None = None  # SET_ROWS: the version that it overwrites or continues
+
+    def reads(self) -> list[Tensor]:
+        return list(dict.fromkeys(r.tensor for r in self.srcs))
+
+    def writes(self) -> list[Tensor]:
+        return list(dict.fromkeys(r.tensor for r in self.outs))
+
+
+def of_fit(fit: Fit) -> Unit:
+    """The EXPR or ROW unit of a fused kernel."""
+    outs = [Ref(s.storage, s.value.dtype, p) for s, p in zip(fit.sinks, fit.places, strict=True)]
+    srcs = [Ref(t, d, at) for t, d, at in fit.sources]
+    last = max(fit.sinks, key=lambda s: s.value.id).value
+    return Unit(ROW if fit.is_row else EXPR, outs, srcs, fit.program, _label(last), last.id)
+
+
+def of_node(node: Node, layout_of) -> Unit:
+    """The unit of a matmul, gather or set_rows node; ``layout_of`` as in the fuser."""
+
+    def ref(tensor: Tensor) -> Ref:
+        base, layout = layout_of(tensor)
+        return Ref(base, tensor.dtype, layout)
+
+    srcs = [ref(t) for t in node.inputs]
+    out = ref(node.out)
+    if node.kind == "matmul":
+        return Unit(MATMUL, [out], srcs, b"", node.label, node.out.id)
+    attrs = node.attrs
+    if node.kind == "gather":
+        params = _index_params(attrs["mode"], attrs["dims"], attrs["fill"])
+        return Unit(GATHER, [out], srcs, params, node.label, node.out.id)
+    assert node.kind == "set_rows", node.kind
+    # Starts known at plan time narrow the destination; the kernel sees only what it may write.
+    whole, rows = out.layout, srcs[1].layout
+    starts, limits = [0] * len(whole.shape), list(whole.shape)
+    for d, at in attrs["fixed"]:
+        starts[d], limits[d] = at, at + rows.shape[d + 1]
+    narrow = Ref(out.tensor, out.dtype, slice_(whole, starts, limits, None))
+    dest = srcs[0].tensor
+    srcs[0] = narrow
+    params = _index_params(attrs["mode"], attrs["dims"], 0)
+    return Unit(SET_ROWS, [narrow], srcs, params, node.label, node.out.id, dest)
+
+
+def copy(out: Ref, src: Ref, label: str, position: int) -> Unit:
+    return Unit(COPY, [out], [src], b"", label, position)
+
+
+def _index_params(mode: int, dims: tuple[int, ...], fill: int) -> bytes:
+    """``IndexParams`` of ffi/core/program.h."""
+    return struct.pack("<BB6x8BQ", mode, len(dims), *dims, *[0] * (8 - len(dims)), fill)
+
+
+def _label(tensor: Tensor) -> str:
+    """The nearest label at or above ``tensor``: constants and views made on the way have none."""
+    while not tensor.node.label and tensor.node.inputs:
+        tensor = tensor.node.inputs[0]
+    return tensor.node.label
