@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 from gguf_model import ModelFile, ModelFileError
 from gguf_tokenizer import ChatTokenizer
@@ -96,8 +97,46 @@ def test_a_bad_chat_template_is_one_clear_error(tmp_path: Path, template: str) -
         tiny(tmp_path, template=template).render_chat("hi")
 
 
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+WORDS = ["▁", "a", "b", "c", "ab", "bc", "▁a", "▁ab", "abc"]
+
+
+def sentencepiece(tmp_path: Path, **scores: float) -> ChatTokenizer:
+    """A tokenizer of PIECES and WORDS; the scores of some words are given."""
+
+    def tamper(writer: gguf.GGUFWriter) -> None:
+        tokens = PIECES + WORDS
+        writer.add_token_list(tokens)
+        writer.add_token_scores([float(scores.get(token, -100)) for token in tokens])
+        kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2]
+        kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(WORDS)
+        writer.add_token_types(kinds)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+
+    path = write_model(tmp_path / "m.gguf", tokenizer="llama", vocabulary=False, tamper=tamper)
+    return ChatTokenizer(ModelFile(path))
+
+
+def test_sentencepiece_merges_the_best_score_first(tmp_path: Path) -> None:
+    def pieces(tokenizer: ChatTokenizer, text: str) -> list[str]:
+        return [tokenizer.tokenizer.id_to_token(i) for i in tokenizer.encode(text)]
+
+    assert pieces(sentencepiece(tmp_path, ab=-1, bc=-2), "abc")[1:] == ["▁ab", "c"]
+    assert pieces(sentencepiece(tmp_path, ab=-2, bc=-1), "abc")[1:] == ["▁a", "bc"]
+    # <s> comes first; what is no piece falls back to its bytes.
+    assert pieces(sentencepiece(tmp_path), "aü") == ["<s>", "▁a", "<0xC3>", "<0xBC>"]
+
+
+@pytest.mark.parametrize("text", ["abc", "ab  c ü 日本", " a"])
+def test_sentencepiece_round_trip(tmp_path: Path, text: str) -> None:
+    tokenizer = sentencepiece(tmp_path, ab=-1)
+    assert tokenizer.decode(tokenizer.encode(text)[1:]) == text
+    assert tokenizer.stop_ids == {2}
+
+
 def test_unsupported_tokenizers(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="tokenizer 'llama' is not supported"):
-        tiny(tmp_path, tokenizer="llama")
+    with pytest.raises(ModelFileError, match="tokenizer 'bert' is not supported"):
+        tiny(tmp_path, tokenizer="bert")
     with pytest.raises(ModelFileError, match="pre-tokenizer 'falcon' is not supported"):
         tiny(tmp_path, pre="falcon")

@@ -53,6 +53,7 @@ def write_model(
     tokenizer: str = "gpt2",
     pre: str = "smollm",
     template: str | None = TEMPLATE,
+    vocabulary: bool = True,
     tamper: Tamper | None = None,
 ) -> Path:
     """Writes a complete model of the shape TINY; the arguments replace parts of it.
@@ -65,6 +66,7 @@ def write_model(
         tokenizer: The tokenizer's kind.
         pre: The pre-tokenizer's name.
         template: The chat template, None for a file without one.
+        vocabulary: Whether to write TOKENS and their kinds, or leave that to `tamper`.
         tamper: Adds further metadata.
     """
     writer = gguf.GGUFWriter(path, arch)
@@ -77,12 +79,13 @@ def write_model(
     writer.add_context_length(64)
     writer.add_tokenizer_model(tokenizer)
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    control = [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in TOKENS]
-    writer.add_token_types(control)
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(TOKENS.index("<|bos|>"))
-    writer.add_eos_token_id(TOKENS.index("<|end|>"))
+    if vocabulary:
+        kinds = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL)
+        writer.add_token_list(TOKENS)
+        writer.add_token_types([kinds[token in SPECIAL] for token in TOKENS])
+        writer.add_token_merges(MERGES)
+        writer.add_bos_token_id(TOKENS.index("<|bos|>"))
+        writer.add_eos_token_id(TOKENS.index("<|end|>"))
     if template is not None:
         writer.add_chat_template(template)
     if tamper is not None:
