@@ -21,7 +21,7 @@ def _env_bool(variable: str, default: bool) -> bool:
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
     raise ValueError(
-        f"{variable}={text!r} is not a boolean: use 1, true, yes or on; 0, false, no, off or nothing"
+        f"{variable}={text!r} is not a boolean: use 1, true, yes, on, or 0, false, no, off"
     )
 
 
@@ -123,6 +123,4 @@ def _check_at_least(options: Options, field: str, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{field}={value!r} must be an integer")
     if not least <= value < 2**32:
-        raise ValueError(
-            f"{field}={value} (JAXGRAPH_{field.upper()}) must lie in [{least}, 2**32)"
-        )
+        raise ValueError(f"{field}={value} (JAXGRAPH_{field.upper()}) must lie in [{least}, 2**32)")

@@ -1,8 +1,8 @@
 """Packed: a pytree of arrays in one device buffer.
 
-JAX's dispatch costs about a microsecond per argument and call, so 300 parameters cost more than many
-a small model's step. A packed tree is one argument. The function that receives it sees the tree:
-each leaf is a slice of the buffer, which planning turns into a view (base plus offset).
+JAX's dispatch costs about a microsecond per argument and call, so 300 parameters cost more than
+many a small model's step. A packed tree is one argument. The function that receives it sees the
+tree: each leaf is a slice of the buffer, which planning turns into a view (base plus offset).
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class _ArrayLeaf:
             return raw.reshape(self.shape) != 0
         if self.dtype.itemsize == 1:
             return lax.bitcast_convert_type(raw.reshape(self.shape), self.dtype)
-        return lax.bitcast_convert_type(
-            raw.reshape(*self.shape, self.dtype.itemsize), self.dtype
-        )
+        return lax.bitcast_convert_type(raw.reshape(*self.shape, self.dtype.itemsize), self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +193,8 @@ def _check_leaf(value: Any, label: str) -> Any:
         )
     if not _is_byte_sized(value.dtype):
         raise TypeError(
-            f"{label} has dtype {value.dtype}, which does not fill whole bytes: convert it, to int8 "
-            "for example"
+            f"{label} has dtype {value.dtype}, which cannot be seen as whole bytes: convert it to "
+            "another dtype"
         )
     if isinstance(value, jax.Array) and value.weak_type:
         if value.ndim == 0:
@@ -231,8 +229,8 @@ def _common_device(values: list[Any], labels: list[str], name: str) -> Any:
         devices = value.devices()
         if len(devices) > 1:
             raise ValueError(
-                f"{label} lies on {len(devices)} devices; a packed buffer lives on one: pass {name} "
-                "unpacked, or jax.device_put it to a single device first"
+                f"{label} lies on {len(devices)} devices; a packed buffer lives on one: pass "
+                f"{name} unpacked, or jax.device_put it to a single device first"
             )
         (own,) = devices
         if device is not None and own != device:

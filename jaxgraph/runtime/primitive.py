@@ -7,7 +7,7 @@ to a function (evaluate, differentiate, batch, transpose, lower for a TPU) it do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -27,10 +27,24 @@ class Plan(Protocol):
 class Planned:
     """Parameter of an equation: the plan, and what its lowerings found. Compared by identity."""
 
-    def __init__(self, plan: Plan | None, why_plain: str | None = None):
+    def __init__(
+        self,
+        plan: Plan | None,
+        why_plain: str | None = None,
+        on_failure: Callable[[Exception], str] | None = None,
+    ):
+        """A plan, or why there is none.
+
+        Args:
+          plan: the plan; None: the plain function runs.
+          why_plain: why there is no plan.
+          on_failure: takes what lowering the plan raised and returns a reason, whereupon the plain
+            function is lowered; None: the exception is raised.
+        """
         self.plan = plan
-        self.why_plain = why_plain  # why there is no plan
-        self.plain_lowerings: dict[str, str] = {}  # reasons, by platform or circumstance
+        self.why_plain = why_plain
+        self.on_failure = on_failure
+        self.plain_lowerings: dict[str, str] = {}  # why the plain function was lowered, by platform
 
     def __repr__(self) -> str:
         return "plain" if self.plan is None else "planned"
@@ -118,17 +132,29 @@ def _why_not_local(ctx: mlir.LoweringRuleContext) -> str | None:
 
 def _lower_for(platform: str) -> Any:
     def lower(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: Any, planned: Planned) -> Any:
-        reason = planned.why_plain
-        if planned.plan is not None:
-            reason = native.why_unsupported(platform) or _why_not_local(ctx)
+        reason = planned.why_plain or native.why_unsupported(platform) or _why_not_local(ctx)
         if reason is None:
-            planned.plain_lowerings.pop(platform, None)
-            run = mlir.lower_fun(planned.plan.run, multiple_results=True)
-            return run(ctx, *args)
+            try:
+                lowered = _lower_plan(ctx, args, planned)
+                planned.plain_lowerings.pop(platform, None)
+                return lowered
+            except Exception as error:
+                if planned.on_failure is None:
+                    raise
+                reason = planned.on_failure(error)
         planned.plain_lowerings[platform] = reason
         return _lower_plain(ctx, *args, jaxpr=jaxpr, planned=planned)
 
     return lower
+
+
+def _lower_plan(ctx: mlir.LoweringRuleContext, args: Sequence[Any], planned: Planned) -> Any:
+    results = mlir.lower_fun(planned.plan.run, multiple_results=True)(ctx, *args)
+    got = [str(value.type) for value in mlir.flatten_ir_values(results)]
+    expected = [str(mlir.aval_to_ir_type(aval)) for aval in ctx.avals_out]
+    if got != expected:
+        raise TypeError(f"the plan returns {got}, the function {expected}")
+    return results
 
 
 _lower_plain = mlir.lower_fun(_plain, multiple_results=True)

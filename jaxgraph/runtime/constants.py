@@ -1,0 +1,89 @@
+"""Arrays that a wrapped function closes over, made operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+import numpy as np
+
+# Closed-over arrays of this size or more become operands, whose addresses a plan can use; smaller
+# ones stay constants, whose values it may look at.
+_HOIST_BYTES = 4096
+
+
+class ClosedOverArrays(Exception):
+    """Ends a trace that met closed-over arrays which should be operands."""
+
+    def __init__(self, arrays: Sequence[Any]):
+        super().__init__()
+        self.arrays = arrays
+
+
+class Constants:
+    """The arrays a function closes over, passed to it as its first argument.
+
+    Baked into the executable they would be copied, and compiling would look at every byte. They are
+    known only once the function was traced: so a trace that meets new ones ends with
+    `ClosedOverArrays`, and the call starts again with them as an argument.
+
+    Attributes:
+      prefix: what goes in front of a call's arguments: one tuple of arrays, or nothing.
+    """
+
+    def __init__(self, found: Sequence[Any] = (), *, hoist: bool = True):
+        self._found = tuple(found)  # keeps alive what the identities were taken from
+        self._places = {_identity(array): i for i, array in enumerate(self._found)}
+        self._hoist = hoist
+        self.prefix = (tuple(jnp.asarray(array) for array in self._found),) if found else ()
+
+    def extended(self, arrays: Sequence[Any]) -> Constants:
+        """These arrays and those."""
+        new = {_identity(a): a for a in arrays if _identity(a) not in self._places}
+        return Constants((*self._found, *new.values()), hoist=self._hoist)
+
+    def hoist_from(self, closed: Any, traced: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Turns consts of a closed jaxpr into leading operands.
+
+        Args:
+          closed: the jaxpr.
+          traced: the tracers of `prefix`'s arrays in the present trace.
+
+        Returns:
+          The jaxpr, and the values of its new operands: arrays found before, and tracers of an
+          enclosing trace. Small arrays stay consts.
+
+        Raises:
+          ClosedOverArrays: there are large ones that were not found before.
+        """
+        new, moved, kept = [], [], []
+        for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            if isinstance(value, jax.core.Tracer):
+                moved.append((variable, value))
+            elif (place := self._places.get(_identity(value))) is not None:
+                moved.append((variable, traced[place]))
+            else:
+                kept.append((variable, value))
+                if self._hoist and getattr(value, "nbytes", 0) >= _HOIST_BYTES:
+                    new.append(value)
+        if new:
+            raise ClosedOverArrays(new)
+        if not moved:
+            return closed, []
+        opened = closed.jaxpr.replace(
+            constvars=[variable for variable, _ in kept],
+            invars=[*(variable for variable, _ in moved), *closed.jaxpr.invars],
+        )
+        closed = jex.core.ClosedJaxpr(opened, [value for _, value in kept])
+        return closed, [value for _, value in moved]
+
+
+def _identity(array: Any) -> Any:
+    """What tells one closed-over array from another, the same at the next trace."""
+    if isinstance(array, jax.Array):
+        return id(array)
+    view = np.asarray(array)  # JAX wraps numpy constants anew in each trace
+    return view.__array_interface__["data"][0], view.shape, view.strides, view.dtype.str

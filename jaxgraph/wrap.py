@@ -1,0 +1,414 @@
+"""wrap: a function like `jax.jit`'s, planned on its first call and replayed from graphs later."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgraph import pack as packing
+from jaxgraph.explain import Explanation
+from jaxgraph.options import Options
+from jaxgraph.plan import plan_step
+from jaxgraph.runtime import native
+from jaxgraph.runtime.arguments import FlatCall, Parameters, unpacked
+from jaxgraph.runtime.constants import ClosedOverArrays, Constants
+from jaxgraph.runtime.primitive import Planned, graphed_call_p
+from jaxgraph.stats import Event, Stats
+
+# Alignment of the arena's slots, and the largest buffer that passes through one.
+_SLOT_ALIGNMENT = 256
+_SLOT_BYTES = 1 << 20
+
+_ordinals: dict[str, itertools.count] = collections.defaultdict(itertools.count)
+_PjitFunction = type(jax.jit(lambda: None))
+
+
+def wrap(
+    fun: Callable[..., Any],
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    options: Options | None = None,
+) -> GraphedFunction:
+    """Makes a function that computes what `jax.jit(fun)` does, from captured graphs.
+
+    Args:
+      fun: a function of pytrees of arrays. A `jax.jit` function is taken apart: its donated and
+        static arguments are not known here, so give them to `wrap`.
+      donate_argnums: positions of arguments whose buffers may be reused, as for `jax.jit`. Donate
+        the KV cache, and return it in the order it came in: then it is updated in place.
+      static_argnums: positions of arguments that are compile-time constants, as for `jax.jit`.
+      options: settings; default `Options()`, which reads the environment.
+
+    Returns:
+      A callable; see `GraphedFunction`.
+
+    Raises:
+      TypeError: `fun` is not callable, or is already wrapped.
+    """
+    if isinstance(fun, GraphedFunction):
+        raise TypeError(f"{fun.name} is already wrapped: pass the function that it was made from")
+    if not callable(fun):
+        raise TypeError(f"wrap expects a function, got {type(fun).__name__}")
+    return GraphedFunction(
+        fun.__wrapped__ if isinstance(fun, _PjitFunction) else fun,
+        _as_tuple(donate_argnums),
+        _as_tuple(static_argnums),
+        Options() if options is None else options,
+    )
+
+
+class GraphedFunction:
+    """A wrapped function: call it as the function it was made from.
+
+    It composes like a `jax.jit` function: inside `jit`, `lax.scan`, `shard_map`; under `grad` and
+    `vmap` the original function is used.
+
+    Attributes:
+      name: the function's qualified name.
+      function_id: identifies this wrapped function in the executors of every process that wraps the
+        same functions in the same order.
+      options: its settings.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        donate_argnums: tuple[int, ...],
+        static_argnums: tuple[int, ...],
+        options: Options,
+    ):
+        functools.update_wrapper(self, fun)
+        self.name = _qualified_name(fun)
+        self.function_id = _function_id(self.name, next(_ordinals[self.name]))
+        self.options = options
+        self._fun = fun
+        self._parameters = Parameters.of(fun, static_argnums, donate_argnums)
+        self._calls = 0
+        self._calls_lock = threading.Lock()
+        self._last: Planned | None = None  # what the last call that was traced came to
+        self._warned = False
+        self._constants = Constants()
+        self._jitted = self._jit(self._constants)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function: what `jax.jit(fun)(*args, **kwargs)` returns, or raises."""
+        with self._calls_lock:
+            self._calls += 1
+        try:
+            return self._jitted(*self._constants.prefix, *args, **kwargs)
+        except ClosedOverArrays as found:
+            self._hoist(found)
+            return self._retrying(lambda jitted: jitted, args, kwargs)
+
+    def stats(self) -> Stats:
+        """Counters since the function was wrapped or cleared."""
+        return Stats(calls=self._calls, **native.stats(self.function_id))
+
+    def events(self) -> list[Event]:
+        """What happened last in the executors, oldest first."""
+        names = [field.name for field in dataclasses.fields(Event)]
+        return [Event(**{n: event[n] for n in names}) for event in native.events(self.function_id)]
+
+    def clear(self) -> None:
+        """Destroys the captured graphs and zeroes all counters; compiled code stays."""
+        native.clear(self.function_id)
+        with self._calls_lock:
+            self._calls = 0
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """How a call is run and why, without running it.
+
+        Args:
+          *args: arguments of such a call, or none: then the last planned call's.
+          **kwargs: keyword arguments of such a call.
+
+        Returns:
+          An object that prints well, with its parts as attributes.
+        """
+        planned = self._planned(args, kwargs) if args or kwargs else self._last
+        device, num_devices = _where(args, kwargs)
+        platform = _lowering_platform(device)
+        notes: list[str] = []
+        if self.options.disable:
+            notes.append("disabled: Options(disable=True) or JAXGRAPH_DISABLE")
+        elif planned is None:
+            notes.append("not planned yet: call the function, or give explain its arguments")
+        elif planned.plan is None:
+            notes.append(planned.why_plain)
+        plan = planned.plan if planned is not None else None
+        if plan is not None:
+            unsupported = native.why_unsupported(platform)
+            if unsupported is not None:
+                notes.append(unsupported)
+            elif num_devices > 1:
+                notes.append(
+                    f"the arguments are spread over {num_devices} devices: outside of shard_map "
+                    "such a call runs the plain function"
+                )
+            elif platform in planned.plain_lowerings:
+                notes.append(planned.plain_lowerings[platform])
+        return Explanation(
+            function=self.name,
+            platform=platform,
+            native=plan is not None and not notes,
+            notes=tuple(notes),
+            plan=tuple(plan.describe()) if plan is not None else (),
+            splits=tuple(plan.splits) if plan is not None else (),
+            runtime=tuple(native.describe(self.function_id)),
+        )
+
+    def pack(
+        self, tree: Any, *, argnum: int = 0, example_args: Sequence[Any] | None = None
+    ) -> packing.Packed:
+        """Packs a pytree of arrays into one device buffer, to be passed in an argument's place.
+
+        JAX's dispatch costs about a microsecond per array and call; a packed tree is one array.
+        Arrays are copied one by one: give numpy arrays, and the tree is never twice on the device.
+
+        Args:
+          tree: what the argument is: JAX or numpy arrays on one device. It is not changed.
+          argnum: the argument's position.
+          example_args: all arguments of such a call; `tree`, or anything, at `argnum`. If given,
+            the function is traced with the packed tree, so that a mistake shows here.
+
+        Returns:
+          The packed tree: a pytree with a single leaf. `Packed.unpack()` gives the tree back.
+
+        Raises:
+          TypeError, ValueError: a leaf cannot be packed, or the arrays lie on several devices.
+        """
+        if argnum < 0 or (self._parameters.limit is not None and argnum >= self._parameters.limit):
+            raise ValueError(
+                f"argnum={argnum}: {self.name} has no such argument (positional arguments: "
+                f"{', '.join(self._parameters.names) or 'none'})"
+            )
+        if argnum in self._parameters.static:
+            raise ValueError(
+                f"argnum={argnum} ({self._parameters.name(argnum)!r}) is static: only arguments of "
+                "arrays can be packed"
+            )
+        packed = packing.pack(tree, name=self._parameters.name(argnum))
+        if example_args is not None:
+            args = list(example_args)
+            if argnum >= len(args):
+                raise ValueError(
+                    f"example_args has {len(args)} arguments, none for argnum={argnum}"
+                )
+            args[argnum] = packed
+            self._trace(tuple(args), {})
+        return packed
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles, and runs until graphs are captured. Donated arguments are copied, not consumed.
+
+        Args:
+          *args: arguments of a call.
+          **kwargs: keyword arguments of a call.
+        """
+        for _ in range(self.options.warmup_calls):
+            copied_args, copied_kwargs = self._with_copies(args, kwargs)
+            jax.block_until_ready(self(*copied_args, **copied_kwargs))
+
+    def reserve(self, *args: Any, **kwargs: Any) -> int:
+        """Plans a call without running it, and sizes the arena of its device for it.
+
+        Call it once for each signature (prompt and decode) ahead of time: then the arena never
+        grows later, when memory may be short.
+
+        Args:
+          *args: arguments of a call; nothing is donated.
+          **kwargs: keyword arguments of a call.
+
+        Returns:
+          The bytes reserved (at least); 0 where the plain function runs.
+
+        Raises:
+          MemoryError: the device has not that much memory.
+        """
+        planned = self._planned(args, kwargs)
+        device, num_devices = _where(args, kwargs)
+        platform = _lowering_platform(device)
+        if planned is None or planned.plan is None or num_devices > 1:
+            return 0
+        if native.why_unsupported(platform) is not None:
+            return 0
+        nbytes = max(
+            (_arena_bytes(s.native.program) for s in planned.plan.splits if s.native), default=0
+        )
+        if nbytes:
+            native.reserve(native.ffi_platform(platform), device.local_hardware_id or 0, nbytes)
+        return nbytes
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Lowers a call, as `jax.jit(fun).lower` does. Closed-over arrays become constants."""
+        return self._unhoisted.lower(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<jaxgraph.wrap of {self.name}>"
+
+    # Tracing. `_traced` runs inside JAX's trace of a call, so that JAX's own cache decides when a
+    # call needs a new plan: shapes, dtypes, weak types, static arguments, x64 mode, mesh.
+
+    def _jit(self, constants: Constants) -> Any:
+        shift = len(constants.prefix)
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            hoisted = args[0] if shift else ()
+            return self._traced(constants, hoisted, args[shift:], kwargs)
+
+        functools.update_wrapper(traced, self._fun)
+        if shift:
+            traced.__signature__ = self._parameters.with_prefix()
+        return jax.jit(
+            traced,
+            donate_argnums=_shifted(self._parameters.donated, shift),
+            static_argnums=_shifted(self._parameters.static, shift),
+        )
+
+    @functools.cached_property
+    def _unhoisted(self) -> Any:
+        return self._jit(Constants(hoist=False))
+
+    def _traced(
+        self,
+        constants: Constants,
+        hoisted: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self.options.disable or jax.config.jax_disable_jit:
+            return self._fun(*unpacked(args), **unpacked(kwargs))
+        call = FlatCall(self._fun, self._parameters, args, kwargs)
+        closed, out_shape = jax.make_jaxpr(call.run, return_shape=True)(*call.leaves)
+        if any(hasattr(effect, "input_index") for effect in closed.effects):
+            self._last = Planned(None, "the function reads or writes mutable arrays (jax.Ref)")
+            return self._fun(*unpacked(args), **unpacked(kwargs))
+        closed, operands = constants.hoist_from(closed, hoisted)
+        labels = [f"closed-over array {i}" for i in range(len(operands))] + call.labels
+        donated = [False] * len(operands) + call.donated
+        planned = self._last = self._plan(closed, labels, donated)
+        out = graphed_call_p.bind(*operands, *call.leaves, jaxpr=closed, planned=planned)
+        return jax.tree.unflatten(jax.tree.structure(out_shape), out)
+
+    def _plan(self, closed: Any, labels: Sequence[str], donated: Sequence[bool]) -> Planned:
+        try:
+            plan = plan_step(
+                closed,
+                name=self.name,
+                function_id=self.function_id,
+                options=self.options,
+                arg_labels=labels,
+                donated=donated,
+            )
+        except Exception as error:
+            if self.options.strict:
+                raise
+            return Planned(None, self._warn(error))
+        return Planned(plan, on_failure=None if self.options.strict else self._warn)
+
+    def _warn(self, error: Exception) -> str:
+        """Says once that planning failed; returns the reason."""
+        reason = f"planning failed ({type(error).__name__}: {error})"
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"jaxgraph: {self.name}: {reason}; the plain function runs instead. Please report "
+                "this with the traceback that Options(strict=True) gives.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return reason
+
+    # Closed-over arrays.
+
+    def _hoist(self, found: ClosedOverArrays) -> None:
+        self._constants = self._constants.extended(found.arrays)
+        self._jitted = self._jit(self._constants)
+
+    def _retrying(self, method: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+        """Calls a method of the jitted function until no new closed-over array turns up."""
+        while True:
+            try:
+                return method(self._jitted)(*self._constants.prefix, *args, **kwargs)
+            except ClosedOverArrays as found:
+                self._hoist(found)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._retrying(lambda jitted: jitted.trace, args, kwargs)
+
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned | None:
+        """What planning such a call came to; traces it if it was not traced yet."""
+        for equation in self._trace(args, kwargs).jaxpr.eqns:
+            if equation.primitive is graphed_call_p:
+                return equation.params["planned"]
+        return self._last
+
+    def _with_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments, donated ones copied."""
+        donated = self._parameters.keys(self._parameters.donated, len(args))
+
+        def copied(items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+            return {k: jax.tree.map(jnp.copy, v) if k in donated else v for k, v in items}
+
+        return tuple(copied(enumerate(args)).values()), copied(kwargs.items())
+
+
+def _qualified_name(fun: Callable[..., Any]) -> str:
+    inner = fun
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _function_id(name: str, ordinal: int) -> int:
+    digest = hashlib.blake2b(f"{name}#{ordinal}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1  # 0 means all functions
+
+
+def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+def _shifted(argnums: tuple[int, ...], shift: int) -> tuple[int, ...]:
+    return tuple(n if n < 0 else n + shift for n in argnums)
+
+
+def _where(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """A device of the call, and how many it uses."""
+    devices = set()
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            devices |= leaf.devices()
+    if not devices:
+        return jnp.zeros(()).devices().pop(), 1
+    return min(devices, key=lambda d: d.id), len(devices)
+
+
+def _lowering_platform(device: Any) -> str:
+    """The platform's name in lowering rules: JAX says "gpu" for CUDA and ROCm alike."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+def _arena_bytes(encoded: bytes) -> int:
+    """What a program needs of the arena at most: intermediates, and a slot for each small base."""
+    program = native.describe_program(encoded)
+    slots = sum(
+        -(-base["nbytes"] // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        for base in program["bases"]
+        if base["kind"] != "arena" and base["nbytes"] <= _SLOT_BYTES
+    )
+    return program["arena_bytes"] + slots
