@@ -1,0 +1,43 @@
+// What the interpreter kernels of EXPR and ROW take: the expression program prepared for one launch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ffi/core/expr.h"
+#include "ffi/kernels/cuda/fast_div.h"
+#include "ffi/kernels/emitter.h"
+
+namespace jaxgraph {
+
+// A LOAD's `c` says how many LOADs in a row start here, so that the kernel can have several in
+// flight. Every register number is in range, used or not.
+struct ExprParams {
+  uint32_t count = 0;   // EXPR: elements; ROW: length of a row
+  uint8_t rank = 0;     // >= 1. ROW: the last dimension is the row's own
+  uint8_t num_stages = 0;
+  uint8_t num_reductions[kExprMaxStages] = {};
+  uint8_t reductions[kExprNumScalarRegs * kExprMaxStages] = {};  // instructions, stage by stage
+  FastDiv divide[kExprMaxRank] = {};
+  ExprStage stages[kExprMaxStages] = {};
+  ExprInstr instrs[kExprMaxInstrs] = {};
+  uint32_t reserved = 0;
+  const char* srcs[kExprMaxSrcs] = {};
+  char* outs[kExprMaxOuts] = {};
+  int64_t src_strides[kExprMaxSrcs][kExprMaxRank] = {};  // bytes
+  int64_t out_strides[kExprMaxOuts][kExprMaxRank] = {};  // bytes
+  ExprIndex indices[kExprMaxIndices] = {};
+  uint64_t imms[kExprMaxImms] = {};
+};
+
+// One launch's worth of a node.
+struct ExprPiece {
+  uint32_t rows = 1;  // ROW only
+  ExprParams params;
+};
+
+// Prepares the node's expression; several pieces where it has 2^31 elements or rows and more, none
+// where it has no work. *wide: some value needs registers of 64 bits.
+Status PrepareExpr(const ResolvedNode& node, bool* wide, std::vector<ExprPiece>* pieces);
+
+}  // namespace jaxgraph

@@ -1,0 +1,21 @@
+// One function per kind of node: appends the launches that run it. See emitter.h.
+#pragma once
+
+#include <vector>
+
+#include "ffi/kernels/emitter.h"
+
+namespace jaxgraph {
+
+using Launches = std::vector<Launch>;
+
+Status EmitExpr(const ResolvedNode& node, Launches* launches);
+Status EmitRow(const ResolvedNode& node, Launches* launches);
+// `clusters`: blocks may share their memory (compute capability 9.0).
+Status EmitMatmul(const ResolvedNode& node, bool clusters, Launches* launches);
+Status EmitGather(const ResolvedNode& node, Launches* launches);
+Status EmitSetRows(const ResolvedNode& node, Launches* launches);
+Status EmitCopy(const ResolvedNode& node, Launches* launches);
+void EmitSlotCopyLaunches(const std::vector<SlotCopy>& copies, Launches* launches);
+
+}  // namespace jaxgraph
