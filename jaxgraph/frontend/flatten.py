@@ -89,7 +89,10 @@ class _Flattener:
             self.consts[id(array)] = (Value(aval, _small_known(array)), array)
         return self.consts[id(array)][0]
 
-    def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
+    def inline(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value], source: str = ""
+    ) -> list[Value]:
+        """The values of ``jaxpr``'s results; ``source``: the line for equations that have none."""
         env: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
         for var, array in zip(jaxpr.constvars, consts, strict=True):
             env[var] = array if isinstance(array, Value) else self.const(array, var.aval)
@@ -101,22 +104,24 @@ class _Flattener:
 
         for eqn in jaxpr.eqns:
             inputs = [read(a) for a in eqn.invars]
-            for var, value in zip(eqn.outvars, self.equation(eqn, inputs), strict=True):
+            for var, value in zip(eqn.outvars, self.equation(eqn, inputs, source), strict=True):
                 env[var] = value
         return [read(a) for a in jaxpr.outvars]
 
-    def equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+    def equation(self, eqn: Any, inputs: list[Value], source: str) -> list[Value]:
         name = eqn.primitive.name
+        # Equations of library code traced earlier know no line of the user; their caller does.
+        source = _source(eqn) or source
         body_param = _BODY_OF.get(name)
         if body_param is not None and body_param in eqn.params:
             body = eqn.params[body_param]
             jaxpr, consts = _open(body)
-            return self.inline(jaxpr, consts, inputs)
+            return self.inline(jaxpr, consts, inputs, source)
         if name == "scan" and self.may_unroll(eqn):
-            return self.unroll(eqn, inputs)
+            return self.unroll(eqn, inputs, source)
         known = _fold(eqn, inputs)
         outputs = [Value(v.aval, k) for v, k in zip(eqn.outvars, known, strict=True)]
-        self.emit(eqn.primitive, eqn.params, inputs, outputs, _source(eqn), frozenset(eqn.effects))
+        self.emit(eqn.primitive, eqn.params, inputs, outputs, source, frozenset(eqn.effects))
         return outputs
 
     def emit(self, primitive, params, inputs, outputs, source, effects=frozenset()) -> None:
@@ -131,9 +136,9 @@ class _Flattener:
             and length * count_eqns(jaxpr) <= _MAX_UNROLLED_EQNS
         )
 
-    def unroll(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+    def unroll(self, eqn: Any, inputs: list[Value], source: str) -> list[Value]:
         """The iterations of a scan one after the other; a layer of a stacked input is a slice."""
-        params, source = eqn.params, _source(eqn)
+        params = eqn.params
         length, reverse = params["length"], params["reverse"]
         num_consts, num_carry = _scan_arity(params)
         jaxpr, body_consts = _open(params["jaxpr"])
@@ -144,7 +149,7 @@ class _Flattener:
             layer = [
                 self.apply(lambda x, i=i: lax.index_in_dim(x, i, 0, False), source, x) for x in xs
             ]
-            results = self.inline(jaxpr, body_consts, [*consts, *carry, *layer])
+            results = self.inline(jaxpr, body_consts, [*consts, *carry, *layer], source)
             carry = results[:num_carry]
             for stack, value in zip(stacks, results[num_carry:], strict=True):
                 stack.append(self.apply(lambda y: lax.expand_dims(y, (0,)), source, value))
@@ -201,7 +206,7 @@ def _source(eqn: Any) -> str:
     try:
         return source_info_util.summarize(eqn.source_info)
     except Exception:  # a line number is a courtesy; its absence must not stop the plan
-        return "unknown"
+        return ""
 
 
 # Integer arithmetic on values known at plan time (layer numbers, offsets) is done here, so that an

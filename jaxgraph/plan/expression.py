@@ -135,8 +135,8 @@ def assemble(
     return b"".join(parts)
 
 
-def _reachable(roots: Iterable[Val]) -> list[Val]:
-    """Values that the roots need, arguments first."""
+def _reachable(roots: Iterable[Val], within_row: bool = False) -> list[Val]:
+    """Values that the roots need, arguments first; ``within_row``: only those made per element."""
     order: list[Val] = []
     seen: set[int] = set()
     for root in roots:
@@ -145,7 +145,7 @@ def _reachable(roots: Iterable[Val]) -> list[Val]:
             val, done = stack.pop()
             if done:
                 order.append(val)
-            elif id(val) not in seen:
+            elif id(val) not in seen and not (within_row and val.per_row):
                 seen.add(id(val))
                 stack.append((val, True))
                 stack.extend((a, False) for a in reversed(val.args))
@@ -170,8 +170,8 @@ def _schedule(stores: Sequence[Store]) -> tuple[list[Val | Store], list[tuple[in
         done: set[int] = set()
         pending: list[Val | Store] = [*reductions, *element_stores]
         for sink, root in zip(pending, roots, strict=True):
-            for val in _reachable([root]):
-                if not val.per_row and id(val) not in done:
+            for val in _reachable([root], within_row=True):
+                if id(val) not in done:
                     done.add(id(val))
                     instrs.append(val)
             instrs.append(sink)

@@ -1,0 +1,106 @@
+"""Splits: maximal runs of one backend, with exact interfaces."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxgraph.frontend.flatten import flatten
+from jaxgraph.passes.splits import cut
+
+
+def cuts(fun, *args):
+    step = flatten(jax.make_jaxpr(fun)(*args), 64)
+    runs, left = cut(step)
+    return step, runs, left
+
+
+def native_work(x):
+    for _ in range(4):
+        x = jnp.sin(x) * 2
+    return x
+
+
+def test_all_native_is_one_split():
+    step, runs, left = cuts(native_work, jnp.ones(3))
+    assert [r.backend for r in runs] == ["native"]
+    assert runs[0].inputs == step.inputs
+    assert runs[0].outputs == step.outputs
+    assert left == []
+
+
+def test_an_unknown_primitive_cuts_and_says_where():
+    _, runs, left = cuts(lambda x: native_work(jnp.sort(native_work(x))), jnp.ones(3))
+    assert [r.backend for r in runs] == ["native", "xla", "native"]
+    assert [e.primitive for e in left] == ["sort"]
+    assert "no native kernel" in left[0].reason
+    assert "test_splits.py" in left[0].source
+
+
+def test_independent_work_does_not_cost_a_split():
+    """Two sorts of two independent values stand in one XLA split, whatever the user's order."""
+
+    def fun(x, y):
+        a = jnp.sort(native_work(x))
+        b = jnp.sort(native_work(y))
+        return native_work(a) + native_work(b)
+
+    _, runs, _ = cuts(fun, jnp.ones(3), jnp.ones(3))
+    assert [r.backend for r in runs] == ["native", "xla", "native"]
+
+
+def test_a_short_run_between_xla_splits_joins_them():
+    _, runs, left = cuts(lambda x: jnp.sort(jnp.sort(x) + 1), jnp.ones(3))
+    assert [r.backend for r in runs] == ["xla"]
+    assert any("too short" in e.reason for e in left)
+
+
+def test_a_value_read_twice_crosses_once():
+    def fun(x):
+        y = native_work(x)
+        s = jnp.sort(y)
+        return native_work(s + y), y
+
+    _, runs, _ = cuts(fun, jnp.ones(3))
+    assert len(runs[0].outputs) == 1
+    assert len(runs[2].inputs) == 2
+
+
+def test_dead_equations_are_dropped():
+    def fun(x):
+        jnp.sort(x)
+        return native_work(x)
+
+    _, runs, left = cuts(fun, jnp.ones(3))
+    assert [r.backend for r in runs] == ["native"]
+    assert left == []
+
+
+def test_effects_keep_their_order():
+    def fun(x):
+        jax.debug.print("first {}", x)
+        y = native_work(x)
+        jax.debug.print("second {}", y)
+        z = native_work(y)
+        jax.debug.print("third {}", z)
+        return z
+
+    _, runs, _ = cuts(fun, jnp.ones(3))
+    prints = [e for r in runs for e in r.eqns if e.effects]
+    assert [p.params["fmt"].split()[0] if "fmt" in p.params else None for p in prints] in (
+        ["first", "second", "third"],
+        [None, None, None],
+    )
+    assert len(prints) == 3
+    positions = [i for i, r in enumerate(runs) for e in r.eqns if e.effects]
+    assert positions == sorted(positions)
+
+
+def test_what_has_no_native_dtype_stays_in_xla():
+    _, runs, left = cuts(lambda x: x * (1 + 2j), jnp.ones(3, jnp.complex64))
+    assert [r.backend for r in runs] == ["xla"]
+    assert "complex64" in left[0].reason
+
+
+def test_arrays_without_elements_stay_in_xla():
+    _, runs, left = cuts(lambda x: jnp.sin(x), jnp.ones((0, 3)))
+    assert [r.backend for r in runs] == ["xla"]
+    assert "without elements" in left[0].reason
