@@ -1,0 +1,84 @@
+// Context: what belongs to one device and one stream: the arena, the ledger, the private stream
+// that captures happen on, and the lock that is held while one call is enqueued. Where streams are
+// made per call (the host), contexts form a pool instead, and calls that run at once get one each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ffi/core/ledger.h"
+#include "ffi/core/status.h"
+#include "ffi/device/graph_device.h"
+
+namespace jaxgraph {
+
+struct Arena {
+  void* base = nullptr;
+  uint64_t capacity = 0;
+  uint64_t generation = 0;  // counts moves: what was recorded in an older one is never launched
+
+  char* data() const { return static_cast<char*>(base); }
+};
+
+class Context {
+ public:
+  Context(GraphDevice* device, Stream stream) : stream(stream), device_(device) {}
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // Grows the arena if it has less. On failure it stays as it was.
+  Status Reserve(uint64_t bytes);
+
+  const Stream stream;  // that calls are enqueued on; null in a pool
+  std::mutex mutex;     // held while one call is enqueued; guards all below
+  Arena arena;
+  Ledger ledger;
+  Stream capture_stream = nullptr;  // made at the first capture
+  std::vector<char*> addresses;     // of the present call, by base
+
+ private:
+  GraphDevice* device_;
+};
+
+class ContextPool {
+ public:
+  explicit ContextPool(GraphDevice* device) : device_(device) {}
+
+  // A context for one call, held (locked, and in a pool leased) until the lease goes away.
+  class Lease {
+   public:
+    Lease(ContextPool* pool, Context* context);
+    ~Lease();
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Context* operator->() const { return context_; }
+    Context& operator*() const { return *context_; }
+
+   private:
+    ContextPool* pool_;
+    Context* context_;
+    std::unique_lock<std::mutex> lock_;
+  };
+  Lease Acquire(Stream stream);
+
+  // All contexts there are; none goes away before DestroyAll, which no call may overlap.
+  std::vector<Context*> All() const;
+  void DestroyAll();
+
+ private:
+  struct Slot {
+    std::unique_ptr<Context> context;
+    bool leased = false;
+  };
+  Context* Find(Stream stream);
+  void Return(const Context* context);
+
+  GraphDevice* device_;
+  mutable std::mutex mutex_;  // guards the table, for as long as a look-up takes
+  std::vector<Slot> slots_;
+};
+
+}  // namespace jaxgraph

@@ -1,0 +1,92 @@
+// Ledger: graph key -> entry -> variants. An entry holds what was seen of the programs that share a
+// key: several programs, and several address sets of one program.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ffi/core/placement.h"
+#include "ffi/core/program.h"
+#include "ffi/core/properties.h"
+#include "ffi/core/recording.h"
+#include "ffi/core/statistics.h"
+
+namespace jaxgraph {
+
+enum class Stage : uint8_t { kCold, kWarming, kCaptured };
+const char* NameOf(Stage stage);
+
+// One program with one set of addresses, and how far it is on its way to replay.
+struct Variant {
+  Variant(std::shared_ptr<const Program> program, FunctionStats* stats);
+
+  FunctionStats* const stats;
+  Placement placement;
+  Snapshot snapshot;              // the program, and where its nodes find their bases
+  std::vector<char*> addresses;   // of the last call, by base
+  uint64_t arena_generation = 0;  // that `snapshot` is of
+
+  Stage stage = Stage::kCold;
+  uint32_t calls = 0;  // identical ones so far
+  Recording recording;
+
+  std::string not_capturable;  // the node that forbids capture; empty: none
+  uint32_t failures = 0;
+  std::string last_failure;
+  bool in_run = false;  // the last call was as this one: it needs no event
+
+  const Program& program() const { return *snapshot.program; }
+  bool Runs(const Program& p) const {
+    return snapshot.program.get() == &p || snapshot.program->id == p.id;
+  }
+};
+
+// The address sets that an entry saw of late: the addresses of the bases that are always used in
+// place. A set that comes back deserves a variant of its own; one that is new updates a variant.
+class AddressHistory {
+ public:
+  // True if the set was among the last `limit`; it is the newest afterwards.
+  bool SeenBefore(const Program& program, const Placement& placement,
+                  const std::vector<char*>& addresses, size_t limit);
+
+ private:
+  std::deque<Hash128> sets_;  // newest first
+};
+
+struct Entry {
+  std::vector<std::unique_ptr<Variant>> variants;  // most recently used first
+  AddressHistory history;
+
+  void Touch(const Variant* variant);  // makes it the most recently used
+};
+
+class Ledger {
+ public:
+  Entry& EntryOf(const Hash128& key) { return entries_[key]; }
+  void Clear(uint64_t function_id);  // 0: all
+  // Calls fn(variant) for every variant.
+  template <typename F>
+  void ForEach(F fn) const {
+    for (const auto& [key, entry] : entries_) {
+      for (const auto& variant : entry.variants) fn(*variant);
+    }
+  }
+
+ private:
+  struct KeyHash {
+    size_t operator()(const Hash128& key) const {  // a key is a hash already
+      size_t word;
+      std::memcpy(&word, key.data(), sizeof word);
+      return word;
+    }
+  };
+
+  std::unordered_map<Hash128, Entry, KeyHash> entries_;
+};
+
+}  // namespace jaxgraph

@@ -1,0 +1,81 @@
+// Recording: the captured chunks of one variant, and the Recorder that brings them up to date by
+// the cheapest of the three depths: patch, re-capture and update, instantiate.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ffi/core/launch_plan.h"
+#include "ffi/core/statistics.h"
+#include "ffi/core/status.h"
+#include "ffi/device/graph_device.h"
+
+namespace jaxgraph {
+
+// One chunk: the executable, and the graph that it was instantiated from, whose node handles
+// patches use. Owns both.
+class RecordedChunk {
+ public:
+  RecordedChunk(GraphDevice* device, FunctionStats* stats) : device_(device), stats_(stats) {}
+  RecordedChunk(RecordedChunk&& other) noexcept { *this = std::move(other); }
+  RecordedChunk& operator=(RecordedChunk&& other) noexcept;
+  ~RecordedChunk() { Destroy(); }
+
+  bool captured() const { return exec_ != nullptr; }
+  const std::vector<Launch>& launches() const { return launches_; }
+  // Launches the executable; a chunk without launches (views alone) has none.
+  Status Run(Stream stream);
+
+ private:
+  friend class Recorder;
+  void Destroy();
+
+  GraphDevice* device_ = nullptr;
+  FunctionStats* stats_ = nullptr;
+  GraphHandle graph_ = nullptr;
+  ExecHandle exec_ = nullptr;
+  std::vector<NodeHandle> nodes_;  // of each launch
+  std::vector<Launch> launches_;   // what the executable does, if `captured`
+};
+
+struct Recording {
+  std::vector<RecordedChunk> chunks;
+  size_t copies_in = 0;   // launches in front of the first chunk
+  size_t copies_out = 0;  // launches behind the last
+  // Every chunk does what the variant's present addresses ask for. False from before the first
+  // change until after the last: a recording that was left half changed is never replayed.
+  bool current = false;
+
+  void Clear() { *this = Recording(); }
+};
+
+class Recorder {
+ public:
+  // `capture_stream` is created when first needed; the caller keeps it. `log` tells what was
+  // instantiated anew and why.
+  Recorder(GraphDevice* device, FunctionStats* stats, Stream* capture_stream,
+           std::function<void(std::string why)> log)
+      : device_(device), stats_(stats), capture_stream_(capture_stream), log_(std::move(log)) {}
+
+  // Replaces the chunk's launches [begin, end) by `fresh`. After a failure the chunk is good for
+  // nothing but destruction.
+  Status Replace(RecordedChunk* chunk, size_t begin, size_t end, std::vector<Launch> fresh);
+
+  bool captured() const { return captured_; }  // did anything need a capture?
+
+ private:
+  Status PatchAll(RecordedChunk* chunk, size_t begin, std::vector<Launch> fresh);
+  Status Recapture(RecordedChunk* chunk);
+  Status Capture(const std::vector<Launch>& launches, GraphHandle* graph,
+                 std::vector<NodeHandle>* nodes);
+
+  GraphDevice* device_;
+  FunctionStats* stats_;
+  Stream* capture_stream_;
+  std::function<void(std::string why)> log_;
+  bool captured_ = false;
+};
+
+}  // namespace jaxgraph
