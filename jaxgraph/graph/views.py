@@ -10,7 +10,7 @@ from jaxgraph.graph.layout import Layout
 
 
 def apply(node: Node, x: Layout) -> Layout | None:
-    """The layout of a view node's output where its input lies as ``x``, or None: no strides do it."""
+    """The layout of a view node's output where its input lies as ``x``, None: no strides do it."""
     attrs, out = node.attrs, node.out
     if node.kind == "reshape":
         return ly.reshape(x, out.shape)

@@ -17,9 +17,9 @@ import numpy as np
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
 from jaxgraph.graph.dtypes import code_of
+from jaxgraph.graph.expression import Index, Store, TooLarge, Val, assemble, count
 from jaxgraph.graph.ir import Node, Tensor
 from jaxgraph.graph.layout import Layout
-from jaxgraph.plan.expression import Index, Store, TooLarge, Val, assemble, count
 
 Path = tuple[Node, ...]
 

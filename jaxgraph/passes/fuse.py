@@ -15,12 +15,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
+from jaxgraph.errors import PlanError
 from jaxgraph.frontend.elementwise import TRANSCENDENTAL
 from jaxgraph.graph import views
 from jaxgraph.graph.ir import Graph, Node, Tensor
 from jaxgraph.graph.layout import Layout, contiguous
 from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
-from jaxgraph.plan.errors import PlanError
 
 
 @dataclasses.dataclass(eq=False)

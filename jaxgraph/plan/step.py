@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from jaxgraph.errors import PlanError
 from jaxgraph.frontend import contraction
 from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value, flatten
 from jaxgraph.passes.splits import NATIVE, Cut, LeftInXla, cut
-from jaxgraph.plan.errors import PlanError
 from jaxgraph.plan.program import NativeSplit, plan_native
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class StepPlan:
             kinds = ", ".join(f"{count} {op}" for op, count in sorted(n.ops.items()))
             lines.append(
                 f"split {number}: native, {split.num_eqns} equations in {n.num_nodes} nodes "
-                f"({kinds}), arena {n.arena_bytes:,} bytes, key {n.key.hex()[:12]} at {n.first_node}"
+                f"({kinds}), arena {n.arena_bytes:,} bytes, "
+                f"key {n.key.hex()[:12]} at {n.first_node}"
             )
         seen: dict[tuple[str, str, str], int] = {}
         for e in self.left_in_xla:

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from jaxgraph.plan.expression import (
+from jaxgraph.graph.expression import (
     MAX_INSTRS,
     OPCODES,
     Store,
