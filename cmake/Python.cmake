@@ -22,7 +22,7 @@ add_library(jaxgraph_ffi SHARED ffi/runtime/runtime.cpp ffi/bind/execute_handler
 target_include_directories(jaxgraph_ffi SYSTEM PRIVATE ${JAXGRAPH_XLA_INCLUDE_DIR})
 target_link_libraries(jaxgraph_ffi PRIVATE jaxgraph_core $<TARGET_NAME_IF_EXISTS:jaxgraph_cuda>)
 # Neither our own static libraries nor the CUDA runtime may answer for another library's symbols.
-target_link_options(jaxgraph_ffi PRIVATE LINKER:--exclude-libs,ALL)
+target_link_options(jaxgraph_ffi PRIVATE LINKER:--exclude-libs,ALL LINKER:--no-undefined)
 
 execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
   OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)

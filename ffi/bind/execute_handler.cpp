@@ -169,13 +169,12 @@ xffi::Error ExecuteCuda(int32_t ordinal, void* stream, CallSiteOf<Platform::kCud
   }));
 }
 
-// XLA must know the state's type before the first state is handed to it. Done here, when XLA
-// compiles the first call site, and not when the library is loaded: registering before the
-// backend has started keeps JAX's CPU backend from starting.
+// XLA must know the state's type before it takes the handler: it asks the instantiate handler for
+// the type's id when the handler is registered, and that call is the first that brings the
+// platform's own API. (Registering the type from Python, before the backend has started, keeps
+// JAX's CPU backend from starting.)
 template <Platform platform>
 XLA_FFI_Error* RegisterCallSite(const XLA_FFI_CallFrame* frame, const char* name) {
-  const auto* extension = frame->extension_start;
-  if (extension != nullptr && extension->type == XLA_FFI_Extension_Metadata) return nullptr;
   static std::mutex mutex;  // not a once_flag: a registration that failed is tried again
   std::lock_guard<std::mutex> lock(mutex);
   if (CallSiteOf<platform>::id.type_id != 0) return nullptr;
