@@ -16,11 +16,7 @@ class MappedArena final : public CudaArena {
  public:
   MappedArena(const DriverApi* driver, const CUmemAllocationProp& prop, uint64_t granularity,
               CUdeviceptr base, uint64_t reserved)
-      : driver_(driver),
-        prop_(prop),
-        granularity_(granularity),
-        base_(base),
-        reserved_(reserved) {}
+      : driver_(driver), prop_(prop), granularity_(granularity), base_(base), reserved_(reserved) {}
 
   // Failures are ignored: at the end of the process the driver may be gone already.
   ~MappedArena() override {
@@ -104,8 +100,8 @@ Status MakeMappedArena(int ordinal, std::unique_ptr<CudaArena>* arena) {
   int supported = 0;
   JAXGRAPH_RETURN_IF_ERROR(driver->Check(driver->DeviceGet(&device, ordinal), "cuDeviceGet"));
   JAXGRAPH_RETURN_IF_ERROR(driver->Check(
-      driver->DeviceGetAttribute(
-          &supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
+      driver->DeviceGetAttribute(&supported,
+                                 CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
       "cuDeviceGetAttribute"));
   if (supported == 0) return Status(Code::kUnsupported, "the device cannot map memory");
 

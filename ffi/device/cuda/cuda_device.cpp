@@ -180,8 +180,8 @@ class CudaDevice final : public GraphDevice {
     if (status.ok() || status.code() == Code::kContextPoisoned) return status;
     // Some refusals come with another error code than the one made for them.
     if (info.result == cudaGraphExecUpdateSuccess) return status;
-    return Status(Code::kUpdateRefused, status.message() + ", reason " +
-                                            std::to_string(static_cast<int>(info.result)));
+    return Status(Code::kUpdateRefused,
+                  status.message() + ", reason " + std::to_string(static_cast<int>(info.result)));
   }
 
   Status Patch(ExecHandle exec, NodeHandle node, const Launch& launch) override {

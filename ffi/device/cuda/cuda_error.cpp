@@ -48,8 +48,8 @@ Status CudaStatus(cudaError_t error, const char* call) {
   // A poisoned context keeps its error; clearing the thread's copy does no harm.
   cudaGetLastError();
   const std::string name(call, std::string(call).find('('));
-  return Status(CodeOf(error), name + ": " + cudaGetErrorName(error) + " (" +
-                                   cudaGetErrorString(error) + ")");
+  return Status(CodeOf(error),
+                name + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
 }
 
 void IgnoreCudaError(cudaError_t error) {

@@ -29,10 +29,9 @@ bool FindAll(DriverApi* api) {
          Find("cuDeviceGetAttribute", &api->DeviceGetAttribute) &&
          Find("cuMemGetAllocationGranularity", &api->MemGetAllocationGranularity) &&
          Find("cuMemAddressReserve", &api->MemAddressReserve) &&
-         Find("cuMemAddressFree", &api->MemAddressFree) &&
-         Find("cuMemCreate", &api->MemCreate) && Find("cuMemRelease", &api->MemRelease) &&
-         Find("cuMemMap", &api->MemMap) && Find("cuMemUnmap", &api->MemUnmap) &&
-         Find("cuMemSetAccess", &api->MemSetAccess);
+         Find("cuMemAddressFree", &api->MemAddressFree) && Find("cuMemCreate", &api->MemCreate) &&
+         Find("cuMemRelease", &api->MemRelease) && Find("cuMemMap", &api->MemMap) &&
+         Find("cuMemUnmap", &api->MemUnmap) && Find("cuMemSetAccess", &api->MemSetAccess);
 }
 
 }  // namespace

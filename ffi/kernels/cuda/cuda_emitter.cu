@@ -1,9 +1,8 @@
-#include "ffi/kernels/cuda/cuda_emitter.h"
-
 #include <algorithm>
 #include <climits>
 
 #include "ffi/device/cuda/cuda_query.h"
+#include "ffi/kernels/cuda/cuda_emitter.h"
 #include "ffi/kernels/cuda/launchers.h"
 
 namespace jaxgraph {
@@ -64,13 +63,20 @@ class CudaEmitterImpl final : public Emitter {
  private:
   Status EmitOne(const ResolvedNode& node, std::vector<Launch>* launches) const {
     switch (node.node->op) {
-      case Op::kView: return Status::Ok();
-      case Op::kExpr: return EmitExpr(node, launches);
-      case Op::kRow: return EmitRow(node, launches);
-      case Op::kMatmul: return EmitMatmul(node, clusters_, launches);
-      case Op::kGather: return EmitGather(node, launches);
-      case Op::kSetRows: return EmitSetRows(node, launches);
-      case Op::kCopy: return EmitCopy(node, launches);
+      case Op::kView:
+        return Status::Ok();
+      case Op::kExpr:
+        return EmitExpr(node, launches);
+      case Op::kRow:
+        return EmitRow(node, launches);
+      case Op::kMatmul:
+        return EmitMatmul(node, clusters_, launches);
+      case Op::kGather:
+        return EmitGather(node, launches);
+      case Op::kSetRows:
+        return EmitSetRows(node, launches);
+      case Op::kCopy:
+        return EmitCopy(node, launches);
     }
     return Status(Code::kUnsupported, "no CUDA kernel for this kind of node");
   }

@@ -134,7 +134,8 @@ Status PrepareExpr(const ResolvedNode& resolved, bool* wide, std::vector<ExprPie
   ExprProgram program;
   JAXGRAPH_RETURN_IF_ERROR(DecodeExpr(*resolved.node, &program));
   const bool row = resolved.node->op == Op::kRow;
-  const int outer = row ? program.rank - 1 : program.rank;  // dimensions that threads or blocks take
+  const int outer =
+      row ? program.rank - 1 : program.rank;  // dimensions that threads or blocks take
   if (std::any_of(program.shape, program.shape + outer, [](int64_t n) { return n == 0; })) {
     return Status::Ok();
   }

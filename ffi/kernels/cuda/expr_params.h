@@ -1,4 +1,5 @@
-// What the interpreter kernels of EXPR and ROW take: the expression program prepared for one launch.
+// What the interpreter kernels of EXPR and ROW take: the expression program prepared for one
+// launch.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ namespace jaxgraph {
 // A LOAD's `c` says how many LOADs in a row start here, so that the kernel can have several in
 // flight. Every register number is in range, used or not.
 struct ExprParams {
-  uint32_t count = 0;   // EXPR: elements; ROW: length of a row
-  uint8_t rank = 0;     // >= 1. ROW: the last dimension is the row's own
+  uint32_t count = 0;  // EXPR: elements; ROW: length of a row
+  uint8_t rank = 0;    // >= 1. ROW: the last dimension is the row's own
   uint8_t num_stages = 0;
   uint8_t num_reductions[kExprMaxStages] = {};
   uint8_t reductions[kExprNumScalarRegs * kExprMaxStages] = {};  // instructions, stage by stage

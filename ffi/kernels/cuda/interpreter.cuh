@@ -35,13 +35,20 @@ __device__ __forceinline__ Class ClassOf(DType t) {
 template <typename W>
 __device__ __forceinline__ W FromMemory(DType t, W bits) {
   switch (t) {
-    case DType::kBF16: return bits << 16;
-    case DType::kF16: return FromFloat<W>(F16ToFloat(static_cast<uint16_t>(bits)));
-    case DType::kPred: return bits != 0;
-    case DType::kS8: return SignExtended(t, bits);
-    case DType::kS16: return SignExtended(t, bits);
-    case DType::kS32: return SignExtended(t, bits);
-    default: return bits;
+    case DType::kBF16:
+      return bits << 16;
+    case DType::kF16:
+      return FromFloat<W>(F16ToFloat(static_cast<uint16_t>(bits)));
+    case DType::kPred:
+      return bits != 0;
+    case DType::kS8:
+      return SignExtended(t, bits);
+    case DType::kS16:
+      return SignExtended(t, bits);
+    case DType::kS32:
+      return SignExtended(t, bits);
+    default:
+      return bits;
   }
 }
 template <typename W>
@@ -103,7 +110,8 @@ __device__ __forceinline__ W ValueOf(const ExprInstr& in, W a, W b, W c) {
   return Wrap(t, IntegerValue(op, t, a, b, c, exponent));
 }
 
-// --- reductions -----------------------------------------------------------------------------------
+// --- reductions
+// -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
 __device__ __forceinline__ bool IsArgReduce(ExprOp op) { return op >= ExprOp::kReduceArgmax; }
@@ -111,12 +119,18 @@ __device__ __forceinline__ bool IsArgReduce(ExprOp op) { return op >= ExprOp::kR
 // The elementwise op that a reduction repeats.
 __device__ __forceinline__ ExprOp StepOf(ExprOp op) {
   switch (op) {
-    case ExprOp::kReduceSum: return ExprOp::kAdd;
-    case ExprOp::kReduceMax: return ExprOp::kMax;
-    case ExprOp::kReduceMin: return ExprOp::kMin;
-    case ExprOp::kReduceProd: return ExprOp::kMul;
-    case ExprOp::kReduceAnd: return ExprOp::kAnd;
-    default: return ExprOp::kOr;
+    case ExprOp::kReduceSum:
+      return ExprOp::kAdd;
+    case ExprOp::kReduceMax:
+      return ExprOp::kMax;
+    case ExprOp::kReduceMin:
+      return ExprOp::kMin;
+    case ExprOp::kReduceProd:
+      return ExprOp::kMul;
+    case ExprOp::kReduceAnd:
+      return ExprOp::kAnd;
+    default:
+      return ExprOp::kOr;
   }
 }
 
@@ -142,7 +156,8 @@ __device__ __forceinline__ W Step(const ExprInstr& in, W a, W b) {
                                                          : MinOf(x, y));
       }
       return a;
-    default: return Wrap(in.dtype, IntegerValue(op, in.dtype, a, b, W(0), 0));
+    default:
+      return Wrap(in.dtype, IntegerValue(op, in.dtype, a, b, W(0), 0));
   }
 }
 
@@ -159,9 +174,7 @@ __device__ __forceinline__ W Identity(const ExprInstr& in) {
     if (min) return largest;
     return in.op == ExprOp::kReduceAnd ? Wrap(t, ~W(0)) : W(0);
   }
-  const float v = max   ? -INFINITY
-                  : min ? INFINITY
-                        : (in.op == ExprOp::kReduceProd ? 1.0f : 0.0f);
+  const float v = max ? -INFINITY : min ? INFINITY : (in.op == ExprOp::kReduceProd ? 1.0f : 0.0f);
   if constexpr (sizeof(W) == 8) {
     if (cls == Class::kDouble) return __double_as_longlong(v);
   }
@@ -179,17 +192,20 @@ template <typename W>
 __device__ __forceinline__ bool TakesOver(const ExprInstr& in, W later, W earlier) {
   const bool max = in.op == ExprOp::kReduceArgmax;
   switch (ClassOf<W>(in.dtype)) {
-    case Class::kFloat: return TakesOver(max, AsFloat(later), AsFloat(earlier));
+    case Class::kFloat:
+      return TakesOver(max, AsFloat(later), AsFloat(earlier));
     case Class::kDouble:
       return TakesOver(max, __longlong_as_double(static_cast<long long>(later)),
                        __longlong_as_double(static_cast<long long>(earlier)));
-    default: return max ? Less(in.dtype, earlier, later) : Less(in.dtype, later, earlier);
+    default:
+      return max ? Less(in.dtype, earlier, later) : Less(in.dtype, later, earlier);
   }
 }
 
 constexpr uint32_t kNoIndex = ~uint32_t{0};  // rows are shorter
 
-// --- the machine ----------------------------------------------------------------------------------
+// --- the machine
+// ----------------------------------------------------------------------------------
 
 template <typename W>
 struct Registers {
@@ -254,7 +270,9 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end,
         r.value[in.dst] = value;
         break;
       }
-      case ExprOp::kConst: r.value[in.dst] = static_cast<W>(p.imms[in.aux]); break;
+      case ExprOp::kConst:
+        r.value[in.dst] = static_cast<W>(p.imms[in.aux]);
+        break;
       case ExprOp::kStore:
         if (store) {
           const int64_t offset = OffsetOf(p.out_strides[in.aux], p.rank, index);
@@ -264,8 +282,12 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end,
       case ExprOp::kConvert:
         r.value[in.dst] = Convert(static_cast<DType>(in.aux), in.dtype, a);
         break;
-      case ExprOp::kSelect: r.value[in.dst] = a != 0 ? r.value[in.c] : b; break;
-      case ExprOp::kClamp: r.value[in.dst] = ValueOf(in, a, b, r.value[in.c]); break;
+      case ExprOp::kSelect:
+        r.value[in.dst] = a != 0 ? r.value[in.c] : b;
+        break;
+      case ExprOp::kClamp:
+        r.value[in.dst] = ValueOf(in, a, b, r.value[in.c]);
+        break;
       default:
         if constexpr (kRow) {
           if (IsArgReduce(in.op)) {

@@ -1,4 +1,5 @@
-// Parameters of a launch: equal nodes must give equal bytes, so a struct may have no hidden padding.
+// Parameters of a launch: equal nodes must give equal bytes, so a struct may have no hidden
+// padding.
 #pragma once
 
 #include <type_traits>

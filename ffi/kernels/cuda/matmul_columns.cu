@@ -1,6 +1,6 @@
-// MATMUL with few rows and b contiguous along k. A group of lanes (a warp, or less where k is short,
-// as in q times a key) owns kColumns columns, whose elements it reads 16 bytes at a time, and the
-// rows of a come out of the first-level cache. No barrier, no shared memory.
+// MATMUL with few rows and b contiguous along k. A group of lanes (a warp, or less where k is
+// short, as in q times a key) owns kColumns columns, whose elements it reads 16 bytes at a time,
+// and the rows of a come out of the first-level cache. No barrier, no shared memory.
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
@@ -52,7 +52,8 @@ __device__ __forceinline__ void MultiplyAdd(const char* const (&a)[kRows],
 }
 
 template <typename T, int kRows>
-__global__ void __launch_bounds__(kThreads) ColumnsKernel(const __grid_constant__ ColumnsParams cp) {
+__global__ void __launch_bounds__(kThreads)
+    ColumnsKernel(const __grid_constant__ ColumnsParams cp) {
   constexpr int kColumns = ColumnsOf(kRows), kUnroll = UnrollOf(kRows);
   const MatmulParams& p = cp.product;
   const int lanes = cp.lanes, lane = threadIdx.x & (lanes - 1);
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(kThreads) ColumnsKernel(const __grid_constant_
         float s = sum[m][c];
         for (int o = lanes / 2; o > 0; o /= 2) s += __shfl_xor_sync(kAllLanes, s, o);
         if (lane == 0 && first_row + m < p.m && first_column + c < p.n) {
-          StoreFloat(out + (first_row + m) * p.out_m + (first_column + c) * p.out_n, p.out_dtype, s);
+          StoreFloat(out + (first_row + m) * p.out_m + (first_column + c) * p.out_n, p.out_dtype,
+                     s);
         }
       }
     }
@@ -123,8 +125,8 @@ void LaunchColumns(const MatmulParams& p, Launches* launches) {
   const int64_t groups = CeilDiv(p.n, ColumnsOf(rows));
   launch.grid[0] = static_cast<uint32_t>(CeilDiv(groups * params.lanes, kThreads));
   launch.grid[1] = static_cast<uint32_t>(CeilDiv(p.m, rows));
-  launch.grid[2] = static_cast<uint32_t>(
-      std::min(static_cast<int64_t>(p.batch[0]) * p.batch[1], kMaxGridZ));
+  launch.grid[2] =
+      static_cast<uint32_t>(std::min(static_cast<int64_t>(p.batch[0]) * p.batch[1], kMaxGridZ));
   launch.block[0] = kThreads;
   SetParams(params, &launch);
   launches->push_back(std::move(launch));

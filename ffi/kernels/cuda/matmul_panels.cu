@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kLanesAcross = 8;                       // 8 x 16 bytes
-constexpr int kRowsAtOnce = kWarp / kLanesAcross;     // rows of b that a warp reads in one go
-constexpr int kMaxCluster = 8;                        // what every device with clusters grants
+constexpr int kLanesAcross = 8;                    // 8 x 16 bytes
+constexpr int kRowsAtOnce = kWarp / kLanesAcross;  // rows of b that a warp reads in one go
+constexpr int kMaxCluster = 8;                     // what every device with clusters grants
 constexpr int kMinRowsPerBlock = kWarps * kRowsAtOnce;
 
 struct PanelsParams {
@@ -28,7 +28,8 @@ struct PanelsParams {
 __host__ __device__ constexpr int UnrollOf(int rows) { return rows <= 4 ? 4 : 2; }
 
 template <typename T, int kRows>
-__global__ void __launch_bounds__(kThreads, 2) PanelsKernel(const __grid_constant__ PanelsParams pp) {
+__global__ void __launch_bounds__(kThreads, 2)
+    PanelsKernel(const __grid_constant__ PanelsParams pp) {
   constexpr int kVector = 16 / T::kSize, kPanel = kLanesAcross * kVector;
   constexpr int kUnroll = UnrollOf(kRows);
   __shared__ float by_warp[kWarps][kRows][kPanel];
@@ -114,7 +115,8 @@ __global__ void __launch_bounds__(kThreads, 2) PanelsKernel(const __grid_constan
 #endif
         if (first_row + m < p.m && first_column + n < p.n) {
           char* out = p.out + BatchOffset(p, p.out_batch, batch);
-          StoreFloat(out + (first_row + m) * p.out_m + (first_column + n) * p.out_n, p.out_dtype, s);
+          StoreFloat(out + (first_row + m) * p.out_m + (first_column + n) * p.out_n, p.out_dtype,
+                     s);
         }
       }
     }
@@ -152,7 +154,8 @@ constexpr int64_t kWantedBlocks = 264;
 void LaunchPanels(const MatmulParams& p, bool clusters, Launches* launches) {
   const int rows = p.m <= 2 ? p.m : p.m <= 4 ? 4 : kMaxRowsAtOnce;
   const int64_t panels = CeilDiv(p.n * static_cast<int64_t>(SizeOf(p.b_dtype)), 16 * kLanesAcross);
-  const int64_t pieces = CeilDiv(p.m, rows), batches = static_cast<int64_t>(p.batch[0]) * p.batch[1];
+  const int64_t pieces = CeilDiv(p.m, rows),
+                batches = static_cast<int64_t>(p.batch[0]) * p.batch[1];
   PanelsParams params = {p, 1, 0};
   while (clusters && params.splits < kMaxCluster &&
          panels * pieces * batches * params.splits < kWantedBlocks &&

@@ -79,8 +79,8 @@ void LaunchStrided(const MatmulParams& p, Launches* launches) {
                           : (f64 ? &kAlongN<double> : &kAlongN<float>);
   launch.grid[0] = static_cast<uint32_t>(CeilDiv(p.n, along_k ? kWarps : kWarp));
   launch.grid[1] = static_cast<uint32_t>(p.m);
-  launch.grid[2] = static_cast<uint32_t>(
-      std::min(static_cast<int64_t>(p.batch[0]) * p.batch[1], kMaxGridZ));
+  launch.grid[2] =
+      static_cast<uint32_t>(std::min(static_cast<int64_t>(p.batch[0]) * p.batch[1], kMaxGridZ));
   launch.block[0] = kThreads;
   SetParams(p, &launch);
   launches->push_back(std::move(launch));

@@ -98,8 +98,8 @@ void LaunchTiled(const MatmulParams& p, Launches* launches) {
   Launch launch;
   launch.kernel = f64 ? &kTiled<double> : &kTiled<float>;
   launch.grid[0] = static_cast<uint32_t>(CeilDiv(p.m, kTile) * params.tiles_n);
-  launch.grid[2] = static_cast<uint32_t>(
-      std::min(static_cast<int64_t>(p.batch[0]) * p.batch[1], kMaxGridZ));
+  launch.grid[2] =
+      static_cast<uint32_t>(std::min(static_cast<int64_t>(p.batch[0]) * p.batch[1], kMaxGridZ));
   launch.block[0] = kThreads;
   SetParams(params, &launch);
   launches->push_back(std::move(launch));

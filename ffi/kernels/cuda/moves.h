@@ -15,8 +15,8 @@ constexpr int kMaxComponents = 8;
 // Moves words of `word` bytes (1 to 16): the widest that divides everything below. Strides in
 // bytes.
 struct MoveParams {
-  char* whole;    // GATHER and COPY: the source; SET_ROWS: the destination
-  char* slices;   // GATHER and COPY: the destination; SET_ROWS: the updates
+  char* whole;                        // GATHER and COPY: the source; SET_ROWS: the destination
+  char* slices;                       // GATHER and COPY: the destination; SET_ROWS: the updates
   int64_t whole_outer, slices_outer;  // from one slice to the next (whole_outer: COPY alone)
   int64_t whole_strides[kMaxRank], slices_strides[kMaxRank];
   FastDiv divide[kMaxRank];  // dimensions of a slice, in words

@@ -60,11 +60,16 @@ __device__ __forceinline__ uint32_t DeviceSizeOf(DType t) {
 __device__ __forceinline__ int64_t LoadInteger(const char* address, DType t) {
   const uint64_t bits = LoadBits(address, DeviceSizeOf(t));
   switch (t) {
-    case DType::kS8: return static_cast<int8_t>(bits);
-    case DType::kS16: return static_cast<int16_t>(bits);
-    case DType::kS32: return static_cast<int32_t>(bits);
-    case DType::kU64: return bits > INT64_MAX ? INT64_MAX : static_cast<int64_t>(bits);
-    default: return static_cast<int64_t>(bits);
+    case DType::kS8:
+      return static_cast<int8_t>(bits);
+    case DType::kS16:
+      return static_cast<int16_t>(bits);
+    case DType::kS32:
+      return static_cast<int32_t>(bits);
+    case DType::kU64:
+      return bits > INT64_MAX ? INT64_MAX : static_cast<int64_t>(bits);
+    default:
+      return static_cast<int64_t>(bits);
   }
 }
 
@@ -72,10 +77,14 @@ __device__ __forceinline__ int64_t LoadInteger(const char* address, DType t) {
 template <typename Acc>
 __device__ __forceinline__ Acc LoadFloat(const char* address, DType t) {
   switch (t) {
-    case DType::kBF16: return BF16ToFloat(*reinterpret_cast<const uint16_t*>(address));
-    case DType::kF16: return F16ToFloat(*reinterpret_cast<const uint16_t*>(address));
-    case DType::kF32: return *reinterpret_cast<const float*>(address);
-    default: return static_cast<Acc>(*reinterpret_cast<const double*>(address));
+    case DType::kBF16:
+      return BF16ToFloat(*reinterpret_cast<const uint16_t*>(address));
+    case DType::kF16:
+      return F16ToFloat(*reinterpret_cast<const uint16_t*>(address));
+    case DType::kF32:
+      return *reinterpret_cast<const float*>(address);
+    default:
+      return static_cast<Acc>(*reinterpret_cast<const double*>(address));
   }
 }
 template <typename Acc>
@@ -87,8 +96,11 @@ __device__ __forceinline__ void StoreFloat(char* address, DType t, Acc v) {
     case DType::kF16:
       *reinterpret_cast<uint16_t*>(address) = FloatToF16(static_cast<float>(v));
       break;
-    case DType::kF32: *reinterpret_cast<float*>(address) = static_cast<float>(v); break;
-    default: *reinterpret_cast<double*>(address) = v;
+    case DType::kF32:
+      *reinterpret_cast<float*>(address) = static_cast<float>(v);
+      break;
+    default:
+      *reinterpret_cast<double*>(address) = v;
   }
 }
 

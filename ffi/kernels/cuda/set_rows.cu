@@ -1,5 +1,5 @@
-// SET_ROWS: a block a slice (or a part of one). Where slices overlap, the last one wins whatever the
-// order in which blocks run: a word is written only if no later slice writes it too.
+// SET_ROWS: a block a slice (or a part of one). Where slices overlap, the last one wins whatever
+// the order in which blocks run: a word is written only if no later slice writes it too.
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
@@ -25,7 +25,8 @@ __device__ __forceinline__ bool Touches(const MoveParams& p, int later,
 }
 
 template <typename Word>
-__global__ void __launch_bounds__(kMoveThreads) SetRowsKernel(const __grid_constant__ MoveParams p) {
+__global__ void __launch_bounds__(kMoveThreads)
+    SetRowsKernel(const __grid_constant__ MoveParams p) {
   const int slice = blockIdx.x;
   bool inside = true;
   int64_t to = 0, begin[kMaxComponents] = {}, extent[kMaxComponents] = {};
