@@ -12,7 +12,9 @@ def test_the_usage_example_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "replays" in done.stdout
+    counters = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE))
+    assert (counters["calls"], counters["eager"], counters["captures"]) == ("100", "1", "1")
+    assert counters["replays"] == "98"
 
 
 def test_links_lead_somewhere() -> None:
