@@ -292,16 +292,19 @@ class GraphedFunction:
         call = FlatCall(self._fun, self._parameters, args, kwargs)
         closed, out_shape = jax.make_jaxpr(call.run, return_shape=True)(*call.leaves)
         if any(hasattr(effect, "input_index") for effect in closed.effects):
-            self._last = Planned(None, "the function reads or writes mutable arrays (jax.Ref)")
+            self._last = Planned(None, None, "the function reads or writes mutable arrays (jax.Ref)")
             return self._fun(*unpacked(args), **unpacked(kwargs))
         closed, operands = constants.hoist_from(closed, hoisted)
         labels = [f"closed-over array {i}" for i in range(len(operands))] + call.labels
         donated = [False] * len(operands) + call.donated
-        planned = self._last = self._plan(closed, labels, donated)
-        out = graphed_call_p.bind(*operands, *call.leaves, jaxpr=closed, planned=planned)
+        values = [*operands, *call.leaves]
+        planned = self._last = self._plan(closed, values, labels, donated)
+        out = graphed_call_p.bind(*values, jaxpr=closed, planned=planned)
         return jax.tree.unflatten(jax.tree.structure(out_shape), out)
 
-    def _plan(self, closed: Any, labels: Sequence[str], donated: Sequence[bool]) -> Planned:
+    def _plan(
+        self, closed: Any, values: Sequence[Any], labels: Sequence[str], donated: Sequence[bool]
+    ) -> Planned:
         try:
             plan = plan_step(
                 closed,
@@ -311,11 +314,11 @@ class GraphedFunction:
                 arg_labels=labels,
                 donated=donated,
             )
+            return Planned(plan, _traced_run(plan, closed, values))
         except Exception as error:
             if self.options.strict:
                 raise
-            return Planned(None, self._warn(error))
-        return Planned(plan, on_failure=None if self.options.strict else self._warn)
+            return Planned(None, None, self._warn(error))
 
     def _warn(self, error: Exception) -> str:
         """Says once that planning failed; returns the reason."""
@@ -362,6 +365,18 @@ class GraphedFunction:
             return {k: jax.tree.map(jnp.copy, v) if k in donated else v for k, v in items}
 
         return tuple(copied(enumerate(args)).values()), copied(kwargs.items())
+
+
+def _traced_run(plan: Any, closed: Any, values: Sequence[Any]) -> Any:
+    """The planned function as a jaxpr, held against the function that it stands for."""
+    planned = jax.make_jaxpr(plan.run)(*values)
+    got = [(aval.shape, aval.dtype) for aval in planned.out_avals]
+    expected = [(aval.shape, aval.dtype) for aval in closed.out_avals]
+    if got != expected:
+        raise TypeError(f"the plan returns {got}, the function {expected}")
+    if planned.effects != closed.effects:
+        raise TypeError(f"the plan has effects {planned.effects}, the function {closed.effects}")
+    return planned
 
 
 def _qualified_name(fun: Callable[..., Any]) -> str:

@@ -7,8 +7,8 @@ to a function (evaluate, differentiate, batch, transpose, lower for a TPU) it do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.extend as jex
@@ -17,37 +17,24 @@ from jax.interpreters import ad, batching, mlir
 from jaxgraph.runtime import native
 
 
-class Plan(Protocol):
-    """A plan as the primitive sees it."""
-
-    def run(self, *flat_args: jax.Array) -> Sequence[jax.Array]:
-        """The planned function; traceable."""
-
-
 class Planned:
-    """Parameter of an equation: the plan, and what its lowerings found. Compared by identity."""
+    """Parameter of an equation: what planning came to. Compared by identity.
 
-    def __init__(
-        self,
-        plan: Plan | None,
-        why_plain: str | None = None,
-        on_failure: Callable[[Exception], str] | None = None,
-    ):
-        """A plan, or why there is none.
+    Attributes:
+      plan: the plan; None: there is none.
+      jaxpr: the planned function, native splits as FFI calls; None: the plain function runs.
+      why_plain: why there is no plan.
+      plain_lowerings: why the plain function was lowered although there is a plan, by platform.
+    """
 
-        Args:
-          plan: the plan; None: the plain function runs.
-          why_plain: why there is no plan.
-          on_failure: takes what lowering the plan raised and returns a reason, whereupon the plain
-            function is lowered; None: the exception is raised.
-        """
+    def __init__(self, plan: Any, jaxpr: Any, why_plain: str | None = None):
         self.plan = plan
+        self.jaxpr = jaxpr
         self.why_plain = why_plain
-        self.on_failure = on_failure
-        self.plain_lowerings: dict[str, str] = {}  # why the plain function was lowered, by platform
+        self.plain_lowerings: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return "plain" if self.plan is None else "planned"
+        return "plain" if self.jaxpr is None else "planned"
 
 
 graphed_call_p = jex.core.Primitive("jaxgraph_call")
@@ -133,28 +120,14 @@ def _why_not_local(ctx: mlir.LoweringRuleContext) -> str | None:
 def _lower_for(platform: str) -> Any:
     def lower(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: Any, planned: Planned) -> Any:
         reason = planned.why_plain or native.why_unsupported(platform) or _why_not_local(ctx)
-        if reason is None:
-            try:
-                lowered = _lower_plan(ctx, args, planned)
-                planned.plain_lowerings.pop(platform, None)
-                return lowered
-            except Exception as error:
-                if planned.on_failure is None:
-                    raise
-                reason = planned.on_failure(error)
-        planned.plain_lowerings[platform] = reason
-        return _lower_plain(ctx, *args, jaxpr=jaxpr, planned=planned)
+        if reason is not None:
+            planned.plain_lowerings[platform] = reason
+            return _lower_plain(ctx, *args, jaxpr=jaxpr, planned=planned)
+        planned.plain_lowerings.pop(platform, None)
+        run = jex.core.jaxpr_as_fun(planned.jaxpr)
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
     return lower
-
-
-def _lower_plan(ctx: mlir.LoweringRuleContext, args: Sequence[Any], planned: Planned) -> Any:
-    results = mlir.lower_fun(planned.plan.run, multiple_results=True)(ctx, *args)
-    got = [str(value.type) for value in mlir.flatten_ir_values(results)]
-    expected = [str(mlir.aval_to_ir_type(aval)) for aval in ctx.avals_out]
-    if got != expected:
-        raise TypeError(f"the plan returns {got}, the function {expected}")
-    return results
 
 
 _lower_plain = mlir.lower_fun(_plain, multiple_results=True)
