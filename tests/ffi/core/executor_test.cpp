@@ -1,0 +1,475 @@
+// The executor's state machine: what is eager, captured, updated and replayed, and that the values
+// are right all the while.
+#include "ffi/core/executor.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/ffi/core/step.h"
+
+namespace jaxgraph {
+namespace {
+
+TEST(Executor, SteadyProgramIsOneEagerOneCaptureAndReplays) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  constexpr int kCalls = 20;
+  for (int i = 0; i < kCalls; ++i) b.Check(m.executor.get(), program, i);
+  const Counters c = m.Stats();
+  EXPECT_EQ(c.executions, kCalls);
+  EXPECT_EQ(c.eager, 1u);
+  EXPECT_EQ(c.captures, 1u);
+  EXPECT_EQ(c.replays, kCalls - 2u);
+  EXPECT_EQ(c.patches, 0u);
+  EXPECT_EQ(c.exec_updates, 0u);
+  EXPECT_EQ(c.instantiations, 3u);  // six nodes in chunks of two
+  EXPECT_EQ(c.live_execs, 3u);
+  EXPECT_EQ(c.chunk_launches, 3u * (kCalls - 1));
+  EXPECT_EQ(c.uid_hits, kCalls - 1u);
+  EXPECT_EQ(c.nodes_compared, 0u);
+  EXPECT_GT(c.arena_bytes, 0u);
+}
+
+TEST(Executor, WanderingBuffersCostOnlyPatchesOfTheCopies) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  constexpr int kCalls = 20;
+  for (int i = 0; i < kCalls; ++i) {
+    b.MoveX();
+    b.MoveY();
+    b.Check(m.executor.get(), program, i);
+  }
+  const Counters c = m.Stats();
+  EXPECT_EQ(c.eager, 1u);
+  EXPECT_EQ(c.captures, 1u);
+  EXPECT_EQ(c.replays, kCalls - 2u);
+  EXPECT_EQ(c.exec_updates, 0u);
+  EXPECT_EQ(c.instantiations, 3u);
+  EXPECT_EQ(c.patches, 2u * (kCalls - 2));  // a copy in and a copy out
+  EXPECT_EQ(c.nodes_compared, 0u);
+}
+
+TEST(Executor, WarmupCallsAreCounted) {
+  for (uint32_t warmup : {0u, 1u, 2u, 5u}) {
+    Machine m;
+    StepBuffers b;
+    Program program = StepProgram();
+    program.options.warmup_calls = warmup;
+    const auto sealed = Seal(program);
+    for (int i = 0; i < 8; ++i) b.Check(m.executor.get(), sealed, i);
+    EXPECT_EQ(m.Stats().eager, std::max(warmup, 1u) - 1) << warmup;
+    EXPECT_EQ(m.Stats().captures, 1u);
+  }
+}
+
+TEST(Executor, AnotherCopyOfTheProgramIsTheSameProgram) {
+  Machine m;
+  StepBuffers b;
+  for (int i = 0; i < 5; ++i) b.Check(m.executor.get(), Seal(StepProgram()), i);
+  EXPECT_EQ(m.Stats().replays, 3u);
+}
+
+TEST(Executor, DonatedBufferThatMovesOnceIsUpdatedOnce) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 5; ++i) b.Check(m.executor.get(), program, i);
+  b.MoveAcc();
+  for (int i = 0; i < 5; ++i) b.Check(m.executor.get(), program, i);
+  const Counters c = m.Stats();
+  EXPECT_EQ(c.eager, 1u);
+  EXPECT_EQ(c.captures, 1u);
+  EXPECT_EQ(c.replays, 8u);
+  EXPECT_EQ(c.patches, 2u);  // the writer of acc and its reader
+  EXPECT_EQ(c.property_compares, 1u);
+  EXPECT_EQ(c.nodes_compared, 6u);
+  EXPECT_EQ(c.resets, 0u);
+  EXPECT_TRUE(Logged(*m.executor, "update", "address"));
+}
+
+TEST(Executor, AddressChangesWarmUpAgainIfAskedTo) {
+  Machine m;
+  StepBuffers b;
+  Program program = StepProgram();
+  program.options.rewarm_on_address_change = true;
+  const auto sealed = Seal(program);
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), sealed, i);
+  b.MoveAcc();
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), sealed, i);
+  const Counters c = m.Stats();
+  EXPECT_EQ(c.eager, 2u);
+  EXPECT_EQ(c.captures, 2u);
+  EXPECT_EQ(c.replays, 4u);
+  EXPECT_EQ(c.resets, 1u);
+  EXPECT_TRUE(Logged(*m.executor, "reset", "acc") || Logged(*m.executor, "reset", "address"));
+}
+
+TEST(Executor, SmallOperandThatMovesGetsASlotForGood) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), program, i);
+  EXPECT_FALSE(Logged(*m.executor, "placement"));
+  b.MoveW();
+  b.Check(m.executor.get(), program, 4);
+  EXPECT_TRUE(Logged(*m.executor, "placement", "w: slot"));
+  const Counters before = m.Stats();
+  for (int i = 0; i < 6; ++i) {
+    b.MoveW();
+    b.Check(m.executor.get(), program, i);
+  }
+  const Counters after = m.Stats();
+  EXPECT_EQ(after.property_compares, before.property_compares);
+  EXPECT_EQ(after.patches - before.patches, 6u);
+  EXPECT_EQ(after.eager, 1u);
+}
+
+TEST(Executor, LargeOperandThatAlwaysMovesIsUpdatedEveryTime) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 12; ++i) {
+    b.MoveBig();
+    b.Check(m.executor.get(), program, i);
+  }
+  const Counters c = m.Stats();
+  EXPECT_EQ(c.eager, 1u);
+  EXPECT_EQ(c.captures, 1u);
+  EXPECT_EQ(c.replays, 10u);
+  EXPECT_EQ(c.patches, 10u);
+  EXPECT_EQ(c.evictions, 0u);
+}
+
+TEST(Executor, AlternatingAddressSetsConvergeToReplay) {
+  Machine m;
+  StepBuffers b[3];
+  const auto program = Seal(StepProgram());
+  for (int round = 0; round < 6; ++round) {
+    for (StepBuffers& one : b) one.Check(m.executor.get(), program, round);
+  }
+  const Counters before = m.Stats();
+  for (int round = 0; round < 6; ++round) {
+    for (StepBuffers& one : b) one.Check(m.executor.get(), program, round);
+  }
+  const Counters after = m.Stats();
+  EXPECT_EQ(after.replays - before.replays, 18u);
+  EXPECT_EQ(after.exec_updates, before.exec_updates);
+  EXPECT_EQ(after.property_compares, before.property_compares);
+  EXPECT_EQ(after.eager, before.eager);
+}
+
+TEST(Executor, AlternatingProgramsOfOneKeyConvergeToReplay) {
+  Machine m;
+  StepBuffers b;
+  const std::vector<std::shared_ptr<const Program>> programs = {
+      Seal(StepProgram(1)), Seal(StepProgram(2)), Seal(StepProgram(3)), Seal(StepProgram(4)),
+      Seal(StepProgram(5))};
+  for (int i = 0; i < 50; ++i) {
+    const int which = i * 7 % 5;
+    b.Check(m.executor.get(), programs[which], i, static_cast<float>(which + 1));
+  }
+  const Counters c = m.Stats();
+  EXPECT_EQ(c.eager, 5u);
+  EXPECT_EQ(c.captures, 5u);
+  EXPECT_EQ(c.replays, 40u);
+  EXPECT_EQ(c.resets, 0u);
+  EXPECT_TRUE(Logged(*m.executor, "eager", "structure: node 5"));
+}
+
+TEST(Executor, LeastRecentlyUsedVariantIsEvicted) {
+  Machine m;
+  StepBuffers b;
+  std::vector<std::shared_ptr<const Program>> programs;
+  for (int i = 0; i < 3; ++i) {
+    Program program = StepProgram(static_cast<float>(i));
+    program.options.max_variants = 2;
+    programs.push_back(Seal(program));
+  }
+  for (int which : {0, 0, 1, 1, 0, 2}) b.Check(m.executor.get(), programs[which], 1, which);
+  EXPECT_EQ(m.Stats().evictions, 1u);  // of 1, not of 0
+  EXPECT_EQ(m.Stats().live_execs, 3u);
+  const uint64_t replays = m.Stats().replays;
+  b.Check(m.executor.get(), programs[0], 1, 0);
+  EXPECT_EQ(m.Stats().replays, replays + 1);
+}
+
+TEST(Executor, ArenaThatGrowsInvalidatesWhatWasRecorded) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), program, i);
+  Program large = StepProgram(9);
+  large.arena_bytes = 1 << 20;
+  const auto sealed = Seal(large);
+  for (int i = 0; i < 3; ++i) {
+    b.Check(m.executor.get(), sealed, i, 9);
+    b.Check(m.executor.get(), program, i);
+  }
+  // The old memory is gone (a sanitizer would see a stale launch), and every node of the first
+  // program was patched or re-captured once.
+  EXPECT_EQ(m.Stats().property_compares, 2u);  // of the new variant, and of the moved arena
+  EXPECT_GE(m.Stats().patches, 5u);
+}
+
+TEST(Executor, ReservedArenaNeverMoves) {
+  Machine m;
+  ASSERT_TRUE(m.executor->Reserve(4 << 20).ok());
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  Program large = StepProgram(9);
+  large.arena_bytes = 1 << 20;
+  const auto sealed = Seal(large);
+  for (int i = 0; i < 4; ++i) {
+    b.Check(m.executor.get(), program, i);
+    b.Check(m.executor.get(), sealed, i, 9);
+  }
+  EXPECT_EQ(m.device.calls(DeviceCall::kArenaReserve), 1u);
+  EXPECT_EQ(m.Stats().replays, 4u);
+  EXPECT_EQ(m.Stats().patches, 0u);
+}
+
+// Moves a large result by one float, so that the alignment of one node's output changes.
+Counters MisalignOneResult(Machine* m) {
+  StepBuffers b;
+  Program program = StepProgram();
+  program.bases[6].nbytes = kBigBytes;  // too large for a slot
+  const auto sealed = Seal(program);
+  std::vector<char> memory(kBigBytes + 128);
+  char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+  for (int i = 0; i < 4; ++i) {
+    char* y = i < 3 ? aligned : aligned + sizeof(float);
+    std::fill(memory.begin(), memory.end(), 0);
+    EXPECT_TRUE(m->executor->Execute(sealed, b.Operands(), {b.Results()[0], y}, nullptr).ok());
+    float first = 0;
+    std::memcpy(&first, y, sizeof first);
+    EXPECT_NE(first, 0);
+  }
+  return m->Stats();
+}
+
+TEST(Executor, UpdateThatIsTaken) {
+  Machine m(ByAlignment::kGrid);
+  const Counters c = MisalignOneResult(&m);
+  EXPECT_EQ(c.exec_updates, 1u);
+  EXPECT_EQ(c.instantiations, 3u);
+  EXPECT_EQ(c.captures, 2u);
+  EXPECT_EQ(c.replays, 1u);
+  EXPECT_TRUE(Logged(*m.executor, "update", "re-captured"));
+}
+
+TEST(Executor, UpdateThatIsRefusedInstantiatesAnew) {
+  Machine m(ByAlignment::kKernel);
+  const Counters c = MisalignOneResult(&m);
+  EXPECT_EQ(c.exec_updates, 0u);
+  EXPECT_EQ(c.instantiations, 4u);
+  EXPECT_EQ(c.captures, 2u);
+  EXPECT_EQ(c.live_execs, 3u);
+  EXPECT_TRUE(Logged(*m.executor, "instantiate", "refused"));
+}
+
+TEST(Executor, NewSlotNeedsNoNewNode) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), program, i);
+  b.MoveW();
+  b.Check(m.executor.get(), program, 3);
+  EXPECT_EQ(m.Stats().instantiations, 3u);
+  EXPECT_EQ(m.Stats().patches, 2u);  // the copy node of x takes w too; the reader of w
+}
+
+TEST(Executor, EveryChunkSizeGivesTheSame) {
+  for (bool fusion : {false, true}) {
+    for (uint32_t size = 0; size <= 8; ++size) {
+      Machine m;
+      StepBuffers b;
+      Program program = StepProgram();
+      program.options.chunk_size = size;
+      program.options.fusion = fusion;
+      const auto sealed = Seal(program);
+      for (int i = 0; i < 6; ++i) {
+        if (i == 4) b.MoveAcc();
+        b.MoveX();
+        b.Check(m.executor.get(), sealed, i);
+      }
+      EXPECT_EQ(m.Stats().replays, 4u) << size;
+    }
+  }
+}
+
+TEST(Executor, ViewsAloneAndNoNodesAtAll) {
+  for (int nodes : {0, 1, 3}) {
+    Machine m;
+    Program program;
+    program.function_id = 7;
+    program.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"),
+                     MakeBase(BaseKind::kOperand, 0, kBigBytes, "x")};
+    program.options.chunk_size = 1;
+    const TensorRef x = Dense(DType::kF32, 1, 0, {kWidth});
+    for (int n = 0; n < nodes; ++n) program.nodes.push_back(MakeNode(Op::kView, {x}, {x}));
+    const auto sealed = Seal(program);
+    char byte = 0;
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(m.executor->Execute(sealed, {&byte}, {}, nullptr).ok());
+    EXPECT_EQ(m.Stats().eager, 1u);
+    EXPECT_EQ(m.Stats().captures, 1u);
+    EXPECT_EQ(m.Stats().replays, 2u);
+    EXPECT_EQ(m.Stats().instantiations, 0u);
+  }
+}
+
+TEST(Executor, BaseThatNoNodeReadsMayMove) {
+  Machine m;
+  StepBuffers b;
+  Program program = StepProgram();
+  program.bases.insert(program.bases.begin() + 5,
+                       MakeBase(BaseKind::kOperand, 4, kBigBytes, "idle"));
+  for (Node& node : program.nodes) {
+    for (auto* tensors : {&node.outs, &node.srcs}) {
+      for (TensorRef& t : *tensors) t.base += t.base >= 5;
+    }
+  }
+  const auto sealed = Seal(program);
+  std::vector<char> idle(16);
+  for (int i = 0; i < 8; ++i) {
+    std::vector<char*> operands = b.Operands();
+    operands.push_back(idle.data() + i);
+    ASSERT_TRUE(m.executor->Execute(sealed, operands, b.Results(), nullptr).ok());
+  }
+  EXPECT_EQ(m.Stats().eager, 1u);
+  EXPECT_EQ(m.Stats().replays, 6u);
+  EXPECT_EQ(m.Stats().patches, 0u);
+}
+
+TEST(Executor, DisabledMeansEager) {
+  Machine m;
+  StepBuffers b;
+  Program program = StepProgram();
+  program.options.disabled = true;
+  const auto sealed = Seal(program);
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), sealed, i);
+  EXPECT_EQ(m.Stats().eager, 4u);
+  EXPECT_EQ(m.Stats().executions, 4u);
+}
+
+TEST(Executor, NodeThatCannotBeCapturedKeepsItsSplitEager) {
+  Machine m;
+  StepBuffers b;
+  Program program = StepProgram();
+  program.nodes[2].flags = kFlagNotCapturable;
+  const auto eager = Seal(program);
+  const auto neighbour = Seal(StepProgram());
+  for (int i = 0; i < 4; ++i) {
+    b.Check(m.executor.get(), eager, i);
+    b.Check(m.executor.get(), neighbour, i);
+  }
+  EXPECT_EQ(m.Stats().eager, 5u);
+  EXPECT_EQ(m.Stats().captures, 1u);
+  EXPECT_EQ(m.Stats().replays, 2u);
+  EXPECT_TRUE(Logged(*m.executor, "eager", "node 2"));
+}
+
+TEST(Executor, InsideSomebodyElsesCaptureNothingOfOursIsCaptured) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), program, i);
+  const Counters before = m.Stats();
+
+  Stream stream = nullptr;
+  GraphHandle graph = nullptr;
+  ExecHandle exec = nullptr;
+  ASSERT_TRUE(m.host.CreateStream(&stream).ok());
+  ASSERT_TRUE(m.host.BeginCapture(stream).ok());
+  ASSERT_TRUE(m.executor->Execute(program, b.Operands(), b.Results(), stream).ok());
+  ASSERT_TRUE(m.host.EndCapture(stream, &graph).ok());
+  const Counters after = m.Stats();
+  EXPECT_EQ(after.eager, before.eager + 1);
+  EXPECT_EQ(after.replays, before.replays);
+  EXPECT_EQ(after.captures, before.captures);
+
+  // What went into the foreign graph is the whole step.
+  float acc = 0;
+  std::memcpy(&acc, b.Results()[0], sizeof acc);
+  ASSERT_TRUE(m.host.Instantiate(graph, &exec).ok());
+  ASSERT_TRUE(m.host.LaunchGraph(exec, nullptr).ok());
+  float now = 0;
+  std::memcpy(&now, b.Results()[0], sizeof now);
+  EXPECT_EQ(now, acc + (3 * 2 + 10) * 3 + 20);
+  m.host.DestroyExec(exec);
+  m.host.DestroyGraph(graph);
+  m.host.DestroyStream(stream);
+
+  b.Check(m.executor.get(), program, 1);
+  EXPECT_EQ(m.Stats().replays, before.replays + 1);
+}
+
+TEST(Executor, ResultMustShareItsOperandsAddress) {
+  Machine m;
+  StepBuffers b;
+  std::vector<char*> results = b.Results();
+  results[0] = results[1];
+  EXPECT_EQ(m.executor->Execute(Seal(StepProgram()), b.Operands(), results, nullptr).code(),
+            Code::kInternal);
+}
+
+TEST(Executor, WrongCallsAreRefused) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  std::vector<char*> operands = b.Operands();
+  operands.pop_back();
+  EXPECT_EQ(m.executor->Execute(program, operands, b.Results(), nullptr).code(),
+            Code::kInvalidArgument);
+  operands = b.Operands();
+  operands[0] = nullptr;
+  EXPECT_EQ(m.executor->Execute(program, operands, b.Results(), nullptr).code(),
+            Code::kInvalidArgument);
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), program, i);
+  EXPECT_EQ(m.executor->Execute(program, operands, b.Results(), nullptr).code(),
+            Code::kInvalidArgument);
+  b.Check(m.executor.get(), program, 3);
+  Program unsupported = StepProgram();
+  unsupported.nodes[1].op = Op::kMatmul;
+  EXPECT_EQ(m.executor->Execute(Seal(unsupported), b.Operands(), b.Results(), nullptr).code(),
+            Code::kUnsupported);
+}
+
+TEST(Executor, ClearForgetsOneFunction) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  Program other = StepProgram(3);
+  other.function_id = 8;
+  const auto neighbour = Seal(other);
+  for (int i = 0; i < 4; ++i) {
+    b.Check(m.executor.get(), program, i);
+    b.Check(m.executor.get(), neighbour, i, 3);
+  }
+  EXPECT_EQ(m.executor->Stats(0).executions, 8u);
+  EXPECT_FALSE(m.executor->Describe(7).empty());
+  m.executor->Clear(7);
+  EXPECT_EQ(m.Stats().executions, 0u);
+  EXPECT_EQ(m.Stats().live_execs, 0u);
+  EXPECT_TRUE(m.executor->Describe(7).empty());
+  EXPECT_TRUE(m.executor->Events(7).empty());
+  EXPECT_EQ(m.executor->Stats(8).live_execs, 3u);
+  b.Check(m.executor.get(), program, 1);
+  b.Check(m.executor.get(), neighbour, 1, 3);
+  EXPECT_EQ(m.Stats().eager, 1u);
+  EXPECT_EQ(m.executor->Stats(8).replays, 3u);
+}
+
+TEST(Executor, EventsCarryTheClock) {
+  HostDevice host;
+  TestEmitter emitter;
+  Executor executor(&host, &emitter, [] { return 42.0; });
+  StepBuffers b;
+  b.Check(&executor, Seal(StepProgram()), 1);
+  ASSERT_EQ(executor.Events(7).size(), 1u);
+  EXPECT_EQ(executor.Events(7)[0].time_s, 42.0);
+  EXPECT_EQ(executor.Events(7)[0].why, "the first call");
+}
+
+}  // namespace
+}  // namespace jaxgraph

@@ -1,0 +1,128 @@
+// TestEmitter: host kernels small enough to check by eye, so that the executor's tests do not
+// depend on the real ones. It reads EXPR as out = a * k + b over dense f32, with k in the params.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ffi/kernels/emitter.h"
+
+namespace jaxgraph {
+
+struct AxpyParams {
+  float* out;
+  const float* a;
+  const float* b;
+  float k;
+  int n;
+};
+
+inline void RunAxpy(const AxpyParams& p) {
+  for (int i = 0; i < p.n; ++i) p.out[i] = p.a[i] * p.k + p.b[i];
+}
+
+inline const KernelInfo kAxpy = {"axpy", sizeof(AxpyParams), [](const void* params, ParallelFor&) {
+                                   RunAxpy(*static_cast<const AxpyParams*>(params));
+                                 }};
+
+// The same for addresses that are a multiple of 64: alignment chooses the kernel, as on CUDA.
+inline const KernelInfo kAlignedAxpy = {"aligned_axpy", sizeof(AxpyParams), kAxpy.host_function};
+
+struct FusedParams {
+  AxpyParams first, second;
+};
+
+inline const KernelInfo kFusedAxpy = {"fused_axpy", sizeof(FusedParams),
+                                      [](const void* params, ParallelFor&) {
+                                        const auto* p = static_cast<const FusedParams*>(params);
+                                        RunAxpy(p->first);
+                                        RunAxpy(p->second);
+                                      }};
+
+struct CopyParams {
+  static constexpr int kMax = 4;  // copies in one launch
+  SlotCopy copies[kMax];
+  int count;
+};
+
+inline const KernelInfo kSlotCopies = {
+    "slot_copies", sizeof(CopyParams), [](const void* params, ParallelFor&) {
+      const auto* p = static_cast<const CopyParams*>(params);
+      for (int i = 0; i < p->count; ++i) {
+        std::memcpy(p->copies[i].dst, p->copies[i].src, p->copies[i].bytes);
+      }
+    }};
+
+// What the alignment of the output decides: nothing, the grid (which an update takes), or the
+// kernel (which it refuses).
+enum class ByAlignment { kNothing, kGrid, kKernel };
+
+class TestEmitter final : public Emitter {
+ public:
+  explicit TestEmitter(ByAlignment by_alignment = ByAlignment::kNothing)
+      : by_alignment_(by_alignment) {}
+
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+              std::vector<Launch>* launches, size_t* covered) const override {
+    *covered = 1;
+    const Node& node = *nodes[first].node;
+    if (node.op == Op::kView) return Status::Ok();
+    if (node.op != Op::kExpr) return Status(Code::kUnsupported, "no kernel for this op");
+    Launch launch;
+    launch.dependent = true;
+    launch.first_node = static_cast<uint32_t>(first);
+    if (fusion && first + 1 < nodes.size() && Fusable(node, *nodes[first + 1].node)) {
+      *covered = 2;
+      FusedParams params = {};
+      params.first = ParamsOf(nodes[first]);
+      params.second = ParamsOf(nodes[first + 1]);
+      launch.kernel = &kFusedAxpy;
+      launch.set_params(params);
+    } else {
+      const bool aligned = reinterpret_cast<uintptr_t>(nodes[first].outs[0]) % 64 == 0;
+      launch.kernel = by_alignment_ == ByAlignment::kKernel && aligned ? &kAlignedAxpy : &kAxpy;
+      launch.grid[0] = by_alignment_ == ByAlignment::kGrid && aligned ? 1 : 2;
+      launch.set_params(ParamsOf(nodes[first]));
+    }
+    launch.node_count = static_cast<uint32_t>(*covered);
+    launches->push_back(std::move(launch));
+    return Status::Ok();
+  }
+
+  Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
+                        std::vector<Launch>* launches) const override {
+    for (size_t at = 0; at < copies.size(); at += CopyParams::kMax) {
+      CopyParams params = {};
+      while (params.count < CopyParams::kMax && at + params.count < copies.size()) {
+        params.copies[params.count] = copies[at + params.count];
+        ++params.count;
+      }
+      Launch launch;
+      launch.kernel = &kSlotCopies;
+      launch.set_params(params);
+      launches->push_back(std::move(launch));
+    }
+    return Status::Ok();
+  }
+
+  bool Capturable(const Node& node) const override { return node.op != Op::kGather; }
+
+ private:
+  static bool Fusable(const Node& a, const Node& b) {
+    return a.op == Op::kExpr && b.op == Op::kExpr && a.region == b.region && a.branch == b.branch;
+  }
+  static AxpyParams ParamsOf(const ResolvedNode& r) {
+    AxpyParams p = {};  // padding too: equal input gives equal bytes
+    p.out = reinterpret_cast<float*>(r.outs[0]);
+    p.a = reinterpret_cast<const float*>(r.srcs[0]);
+    p.b = reinterpret_cast<const float*>(r.srcs[1]);
+    std::memcpy(&p.k, r.node->params.data(), sizeof p.k);
+    p.n = static_cast<int>(r.node->outs[0].num_elements());
+    return p;
+  }
+
+  const ByAlignment by_alignment_;
+};
+
+}  // namespace jaxgraph
