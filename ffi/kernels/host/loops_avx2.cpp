@@ -38,6 +38,11 @@ inline F32 Load(const BF16* p) {
 }
 inline F32 Load(const F16* p) { return _mm256_cvtph_ps(Load16(p)); }
 inline void Store(float* p, F32 v) { _mm256_storeu_ps(p, v); }
+inline float Total(F32 v) {
+  const __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
 inline F32 MultiplyAdd(F32 x, F32 y, F32 z) { return _mm256_fmadd_ps(x, y, z); }
 inline float MultiplyAdd(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 

@@ -23,8 +23,9 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif
 
-// GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake of ours.
+// GCC 12 takes the deliberately undefined operands inside its own intrinsics for a mistake of ours.
 #if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
@@ -45,6 +46,7 @@ inline F32 Load(const BF16* p) {
 }
 inline F32 Load(const F16* p) { return _mm512_cvtph_ps(Load16(p)); }
 inline void Store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
+inline float Total(F32 v) { return _mm512_reduce_add_ps(v); }
 inline F32 MultiplyAdd(F32 x, F32 y, F32 z) { return _mm512_fmadd_ps(x, y, z); }
 inline float MultiplyAdd(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 

@@ -30,6 +30,7 @@ inline F32 Load(const F16* p) {
   return F32{ToFloat(p[0]), ToFloat(p[1]), ToFloat(p[2]), ToFloat(p[3])};
 }
 inline void Store(float* p, F32 v) { __builtin_memcpy(p, &v, sizeof v); }
+inline float Total(F32 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 template <typename T>
 T MultiplyAdd(T x, T y, T z) {
   return x * y + z;
