@@ -1,21 +1,46 @@
 # make demo: a real model speaks, with plain XLA and with jaxgraph.
 # make test: every test that this machine can run.
-# PYTHON names the interpreter to make the virtual environment with.
+# make bench: the tables of docs/performance.md, on a machine with a GPU.
+# make lint: formatting and lint checks. make format: mends what can be mended.
+# PYTHON names the interpreter to make the virtual environment with, VENV the environment's folder.
 
 VENV ?= .venv
-SOURCES := pyproject.toml CMakeLists.txt $(shell find jaxgraph ffi cmake -type f -not -name '*.pyc')
+SOURCES := pyproject.toml CMakeLists.txt $(shell find jaxgraph ffi cmake -type f -not -name '*.pyc' -not -name '*.so')
+CXX_SOURCES := $(shell find ffi tests -name '*.h' -o -name '*.cpp' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test clean
+.PHONY: install demo test bench lint format clean
 
-demo: $(VENV)/.installed
+install: $(VENV)/.installed
+
+demo: install
 	$(VENV)/bin/python examples/generate.py
 
-test: $(VENV)/.installed
+test: install
 	$(VENV)/bin/python -m pytest
+
+bench: install
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  for shape in 15m 135m 1b 8b; do $(VENV)/bin/python benchmarks/decode.py --shape $$shape || exit; done; \
+	else echo "make bench: no NVIDIA GPU here, so there is nothing to measure"; fi
+
+lint: $(VENV)/.lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+format: $(VENV)/.lint
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
 $(VENV)/.installed: $(SOURCES) scripts/make_venv.sh
 	scripts/make_venv.sh $(VENV) test
 	touch $@
 
+# The tools' versions stand in pyproject.toml: another version formats in another way.
+$(VENV)/.lint: pyproject.toml | install
+	$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])" | xargs $(VENV)/bin/python -m pip install -q
+	touch $@
+
 clean:
-	rm -rf build build-wheel $(VENV)
+	rm -rf build* $(VENV)

@@ -291,8 +291,10 @@ class GraphedFunction:
             return self._fun(*unpacked(args), **unpacked(kwargs))
         call = FlatCall(self._fun, self._parameters, args, kwargs)
         closed, out_shape = jax.make_jaxpr(call.run, return_shape=True)(*call.leaves)
-        if any(hasattr(effect, "input_index") for effect in closed.effects):
-            self._last = Planned(None, None, "the function reads or writes mutable arrays (jax.Ref)")
+        if any(map(_touches_an_argument, closed.effects)):
+            self._last = Planned(
+                None, None, "the function reads or writes mutable arrays (jax.Ref)"
+            )
             return self._fun(*unpacked(args), **unpacked(kwargs))
         closed, operands = constants.hoist_from(closed, hoisted)
         labels = [f"closed-over array {i}" for i in range(len(operands))] + call.labels
@@ -365,6 +367,11 @@ class GraphedFunction:
             return {k: jax.tree.map(jnp.copy, v) if k in donated else v for k, v in items}
 
         return tuple(copied(enumerate(args)).values()), copied(kwargs.items())
+
+
+def _touches_an_argument(effect: Any) -> bool:
+    """Is it an effect on one input: a read or write of a mutable array?"""
+    return hasattr(effect, "input_index") or hasattr(effect, "input")
 
 
 def _traced_run(plan: Any, closed: Any, values: Sequence[Any]) -> Any:

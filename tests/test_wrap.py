@@ -1,0 +1,399 @@
+"""wrap: it computes what jax.jit does, for every form of argument, and counts what it did."""
+
+import functools
+import re
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgraph
+from jaxgraph import Options
+
+STRICT = Options(strict=True)
+WRAP_MODULE = sys.modules["jaxgraph.wrap"]  # the package's attribute of that name is the function
+
+
+def decode_step(params, cache, x, position):
+    cache = jax.lax.dynamic_update_slice(cache, x[None], (position, 0))
+    x = jnp.tanh(cache.sum(0) * params["scale"] + x * params["w"])
+    return x, position + 1, cache
+
+
+def decode_arguments():
+    params = {"scale": jnp.float32(0.25), "w": jnp.linspace(0.0, 1.0, 8)}
+    return params, jnp.zeros((16, 8)), jnp.ones(8), jnp.int32(0)
+
+
+def assert_equal(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def check(fun, *args, static_argnums=(), **kwargs):
+    """Three calls (eager, captured, replayed) against jax.jit."""
+    step = jaxgraph.wrap(fun, static_argnums=static_argnums, options=STRICT)
+    expected = jax.jit(fun, static_argnums=static_argnums)(*args, **kwargs)
+    for _ in range(3):
+        assert_equal(step(*args, **kwargs), expected)
+    return step
+
+
+def test_a_decode_loop_and_its_counters():
+    step = jaxgraph.wrap(decode_step, donate_argnums=(1,), options=STRICT)
+    plain = jax.jit(decode_step)
+    params, cache, x, position = decode_arguments()
+    other = (cache + 0, x, position)
+    for i in range(10):
+        address = cache.unsafe_buffer_pointer()
+        x, position, cache = step(params, cache, x, position)
+        assert cache.unsafe_buffer_pointer() == address, "the cache was copied"
+        other = plain(params, other[0], *other[1:])
+        other = (other[2], other[0], other[1])
+        assert_equal((cache, x, position), other)
+        assert step.stats().calls == i + 1
+    stats = step.stats()
+    assert (stats.eager, stats.captures, stats.replays) == (1, 1, 8)
+    assert (stats.exec_updates, stats.instantiations) == (0, 1)
+    assert dict(stats)["replays"] == 8
+    assert stats["calls"] == 10
+    assert "replays" in str(stats)
+    with pytest.raises(KeyError):
+        stats["walks"]
+
+
+def test_clear_starts_again():
+    step = jaxgraph.wrap(decode_step, options=STRICT)
+    for _ in range(4):
+        step(*decode_arguments())
+    step.clear()
+    assert set(dict(step.stats()).values()) == {0}
+    assert step.events() == []
+    for _ in range(3):
+        step(*decode_arguments())
+    stats = step.stats()
+    assert (stats.calls, stats.eager, stats.captures, stats.replays) == (3, 1, 1, 1)
+
+
+def test_arguments_by_keyword():
+    params, cache, x, position = decode_arguments()
+    check(decode_step, params, cache, position=position, x=x)
+
+
+def test_keyword_only_and_default_arguments():
+    def fun(x, y=2.0, *rest, scale, bias=None):
+        return x * y + sum(rest) * scale + (0.0 if bias is None else bias)
+
+    check(fun, jnp.arange(3.0), scale=jnp.float32(2))
+    check(fun, jnp.arange(3.0), 3.0, jnp.ones(3), jnp.ones(3), scale=2, bias=jnp.ones(3))
+
+
+def test_static_arguments():
+    def fun(x, how, n):
+        return {"sum": x + n, "scaled": x * n}[how]
+
+    step = check(fun, jnp.arange(3.0), "sum", 2, static_argnums=(1, 2))
+    assert_equal(step(jnp.arange(3.0), "scaled", 2), jnp.arange(3.0) * 2)
+    assert_equal(step(jnp.arange(3.0), n=5, how="sum"), jnp.arange(3.0) + 5)
+    check(fun, jnp.arange(3.0), "sum", 2, static_argnums=(-2, -1))
+
+
+def test_static_argument_that_is_a_pytree():
+    check(lambda x, sizes: x + sizes[0] * sizes[1], jnp.ones(2), (3, 4), static_argnums=1)
+
+
+def test_pytrees_with_none_and_empty_containers():
+    def fun(tree):
+        return {"x": tree["x"] + 1, "none": None, "empty": (), "nested": [None, tree["x"] * 2]}
+
+    check(fun, {"x": jnp.ones(3), "none": None, "empty": {}})
+
+
+def test_weak_types_are_kept():
+    step = check(lambda x, y: (x + y, y * 2), jnp.ones(3, jnp.bfloat16), 2.0)
+    assert_equal(
+        step(jnp.ones(3, jnp.bfloat16), jnp.float32(2.0)),
+        jax.jit(lambda x, y: (x + y, y * 2))(jnp.ones(3, jnp.bfloat16), jnp.float32(2.0)),
+    )
+
+
+def test_numpy_and_python_scalar_arguments():
+    check(lambda x, n, b: jnp.where(b, x * n, x), np.arange(4.0), 3, True)
+
+
+def test_x64_mode_is_another_plan():
+    step = jaxgraph.wrap(lambda x: x * 2 + 1, options=STRICT)
+    assert step(np.arange(3.0)).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert step(np.arange(3.0)).dtype == jnp.float64
+    assert step(np.arange(3.0)).dtype == jnp.float32
+
+
+def test_zero_size_arrays():
+    check(lambda x: (x * 2, x.sum(), jnp.concatenate([x, x])), jnp.zeros((0, 3)))
+
+
+def test_an_argument_returned_as_it_is_and_a_constant_result():
+    check(lambda x, y: (y, jnp.zeros(3), x + 1, y), jnp.ones(2), jnp.arange(2))
+
+
+def test_several_shapes_each_have_their_plan():
+    step = jaxgraph.wrap(lambda x: x + 1, options=STRICT)
+    for _ in range(3):
+        for n in (1, 4, 9):
+            assert_equal(step(jnp.zeros(n)), jnp.ones(n))
+    stats = step.stats()
+    assert (stats.eager, stats.captures, stats.replays) == (3, 3, 3)
+
+
+def test_two_wraps_of_one_function_share_nothing():
+    def fun(x):
+        return x + 1
+
+    first, second = jaxgraph.wrap(fun, options=STRICT), jaxgraph.wrap(fun, options=STRICT)
+    assert first.function_id != second.function_id
+    for _ in range(3):
+        first(jnp.ones(4))
+    assert (second.stats().calls, second.stats().executions) == (0, 0)
+
+
+def test_function_ids_are_the_same_in_every_process():
+    from jaxgraph.wrap import _function_id
+
+    assert _function_id("models.step", 0) == 0x92CEA84C9A2B99E5
+    assert _function_id("models.step", 0) != _function_id("models.step", 1)
+    assert _function_id("models.step", 1) != _function_id("models.ste", 1)
+
+
+def test_a_jitted_function_is_taken_apart():
+    big = jnp.arange(4000.0)
+    step = check(jax.jit(lambda x: x + big), jnp.ones(4000))
+    assert "closed-over" in str(step.explain(jnp.ones(4000))) or step.stats().executions == 3
+
+
+def test_a_jitted_function_with_static_and_donated_arguments():
+    jitted = jax.jit(lambda cache, n: cache + n, static_argnums=1, donate_argnums=0)
+    step = jaxgraph.wrap(jitted, static_argnums=1, donate_argnums=0, options=STRICT)
+    x = jnp.zeros(4)
+    for _ in range(4):
+        x = step(x, 2)
+    assert_equal(x, jnp.full(4, 8.0, jnp.float32))
+
+
+def test_methods_partials_and_callable_objects():
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        def __call__(self, x):
+            return x * self.w
+
+        def step(self, x):
+            return x + self.w
+
+    model = Model(jnp.float32(3))
+    check(model, jnp.ones(3))
+    check(model.step, jnp.ones(3))
+    check(functools.partial(model.step), jnp.ones(3))
+    check(functools.partial(lambda x, y: x * y, y=jnp.float32(2)), jnp.ones(3))
+
+
+def test_closed_over_arrays_are_operands_once_each():
+    big, table = jnp.arange(3000.0), np.arange(3000, dtype=np.float32)
+    calls = []
+
+    def fun(x):
+        calls.append(1)
+        return x * big + table + big
+
+    step = jaxgraph.wrap(fun, options=STRICT)
+    for _ in range(4):
+        assert_equal(step(jnp.ones(3000)), big * 2 + table)
+    assert len(calls) == 2, "traced once to find the arrays, once with them"
+    program = step.explain().splits[0].native.program
+    bases = jaxgraph.runtime.native.describe_program(program)["bases"]
+    labels = [b["label"] for b in bases if b["kind"] == "operand"]
+    assert sorted(labels) == ["closed-over array 0", "closed-over array 1", "x"]
+    assert_equal(step.lower(jnp.ones(3000)).compile()(jnp.ones(3000)), big * 2 + table)
+
+
+def test_closed_over_arrays_beside_static_and_donated_arguments():
+    big = jnp.arange(2000.0)
+
+    def fun(x, n, cache):
+        return x * n + big, cache + 1
+
+    step = jaxgraph.wrap(fun, static_argnums=1, donate_argnums=2, options=STRICT)
+    for _ in range(3):
+        out, cache = step(jnp.ones(2000), 2, cache=jnp.zeros(2000))
+        assert_equal(out, big + 2)
+        assert_equal(cache, jnp.ones(2000))
+
+
+def test_disabled_it_is_the_plain_function(monkeypatch):
+    monkeypatch.setenv("JAXGRAPH_DISABLE", "1")
+    step = jaxgraph.wrap(lambda x: x + 1)
+    for _ in range(3):
+        assert_equal(step(jnp.ones(3)), jnp.full(3, 2.0, jnp.float32))
+    assert (step.stats().calls, step.stats().executions) == (3, 0)
+    assert "disabled" in str(step.explain(jnp.ones(3)))
+    assert not step.explain(jnp.ones(3)).native
+
+
+def test_disable_0_means_enabled(monkeypatch):
+    monkeypatch.setenv("JAXGRAPH_DISABLE", "0")
+    step = jaxgraph.wrap(lambda x: x + 1)
+    step(jnp.ones(3))
+    assert step.stats().executions == 1
+
+
+def test_explain_without_and_with_arguments():
+    step = jaxgraph.wrap(decode_step, options=STRICT)
+    assert "not planned yet" in str(step.explain())
+    explanation = step.explain(*decode_arguments())
+    assert explanation.native
+    assert explanation.splits
+    assert step.stats().calls == 0, "explain runs nothing"
+    assert "decode_step" in str(explanation)
+    assert jax.devices()[0].platform in ("cpu", "gpu")
+    assert explanation.platform in ("cpu", "cuda")
+    for _ in range(2):
+        step(*decode_arguments())
+    assert step.explain().runtime
+
+
+def test_explain_speaks_of_the_call_it_was_asked_about():
+    step = jaxgraph.wrap(lambda x: jnp.sort(x) if x.ndim == 2 else x + 1, options=STRICT)
+    flat, square = jnp.ones(4), jnp.ones((2, 2))
+    step(flat), step(square)
+    assert step.explain(flat).plan != step.explain(square).plan
+    assert any("sort" in line for line in step.explain(square).plan)
+    assert not any("sort" in line for line in step.explain(flat).plan)
+
+
+def test_warmup_captures_without_consuming_what_is_donated():
+    step = jaxgraph.wrap(decode_step, donate_argnums=(1,), options=STRICT)
+    arguments = decode_arguments()
+    step.warmup(*arguments)
+    assert not arguments[1].is_deleted()
+    assert step.stats().captures == 1
+    step(*arguments)
+    assert arguments[1].is_deleted()
+
+
+def test_reserve_plans_without_running():
+    step = jaxgraph.wrap(decode_step, donate_argnums=(1,), options=STRICT)
+    arguments = decode_arguments()
+    assert step.reserve(*arguments) > 0
+    assert step.stats().executions == 0
+    assert not arguments[1].is_deleted()
+
+
+def test_lower_and_compile():
+    step = jaxgraph.wrap(decode_step, options=STRICT)
+    compiled = step.lower(*decode_arguments()).compile()
+    assert_equal(compiled(*decode_arguments()), jax.jit(decode_step)(*decode_arguments()))
+    assert step.stats().executions == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f: f(jnp.ones(3)),
+        lambda f: f(jnp.ones(3), jnp.ones(4)),
+        lambda f: f("text", jnp.ones(3)),
+        lambda f: f(jnp.ones(3), jnp.ones(3), jnp.ones(3)),
+        lambda f: f(jnp.ones(3), z=jnp.ones(3)),
+    ],
+)
+def test_a_wrong_argument_raises_what_jit_raises(call):
+    def add(x, y):
+        return x + y
+
+    with pytest.raises(Exception) as expected:
+        call(jax.jit(add))
+    with pytest.raises(type(expected.value)) as got:
+        call(jaxgraph.wrap(add))
+
+    def first_line(error):
+        return re.sub("0x[0-9a-f]+", "ADDRESS", str(error)).split("\n")[0]
+
+    assert first_line(got.value) == first_line(expected.value)
+
+
+def test_what_cannot_be_wrapped():
+    with pytest.raises(TypeError, match="expects a function, got int"):
+        jaxgraph.wrap(3)
+    with pytest.raises(TypeError, match="already wrapped"):
+        jaxgraph.wrap(jaxgraph.wrap(lambda x: x))
+
+
+def test_an_error_of_the_users_function_passes_through():
+    def fun(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        jaxgraph.wrap(fun)(jnp.ones(3))
+
+
+def test_trouble_in_planning_falls_back_with_one_warning(monkeypatch):
+    def broken(*args, **kwargs):
+        raise AssertionError("a bug in planning")
+
+    monkeypatch.setattr(WRAP_MODULE, "plan_step", broken)
+    step = jaxgraph.wrap(lambda x: x + 1)
+    with pytest.warns(RuntimeWarning, match=r"a bug in planning.*Please report") as caught:
+        assert_equal(step(jnp.ones(3)), jnp.full(3, 2.0, jnp.float32))
+        step(jnp.ones(4))
+    assert len(caught) == 1
+    assert "a bug in planning" in str(step.explain(jnp.ones(3)))
+    with pytest.raises(AssertionError, match="a bug in planning"):
+        jaxgraph.wrap(lambda x: x + 1, options=STRICT)(jnp.ones(3))
+
+
+def test_a_plan_that_returns_something_else_is_not_run(monkeypatch):
+    class Wrong:
+        splits = ()
+
+        def run(self, x):
+            return [x[:2]]
+
+    monkeypatch.setattr(WRAP_MODULE, "plan_step", lambda *args, **kwargs: Wrong())
+    step = jaxgraph.wrap(lambda x: x + 1)
+    with pytest.warns(RuntimeWarning, match="the plan returns"):
+        assert_equal(step(jnp.ones(3)), jnp.full(3, 2.0, jnp.float32))
+
+
+def test_mutable_arrays_run_the_plain_function():
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this JAX has no mutable arrays")
+    ref = jax.new_ref(jnp.zeros(3))
+
+    def fun(ref, x):
+        ref[...] = ref[...] + x
+        return x * 2
+
+    step = jaxgraph.wrap(fun)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            step(ref, jnp.ones(3))
+    np.testing.assert_array_equal(ref[...], np.full(3, 3.0))
+    assert "jax.Ref" in str(step.explain())
+
+
+def test_concurrent_first_calls_from_many_threads():
+    import concurrent.futures
+
+    big = jnp.arange(2000.0)
+    step = jaxgraph.wrap(lambda x: x + big, options=STRICT)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for i, out in enumerate(pool.map(step, [jnp.full(2000, float(i)) for i in range(32)])):
+            np.testing.assert_array_equal(out, np.arange(2000.0) + i)
+    assert step.stats().calls == 32
+    assert step.stats().executions == 32
