@@ -196,7 +196,8 @@ class Cluster:
         key = ("const", bits, node.out.dtype)
         if key not in self.vals:
             slot = self.imms.setdefault(bits, len(self.imms))
-            self.vals[key] = Val("const", node.out.dtype, (), slot, True, 0)
+            # Only rows have a scalar section; elsewhere a constant is made per element.
+            self.vals[key] = Val("const", node.out.dtype, (), slot, self.is_row, 0)
         return self.vals[key]
 
     def index(self, tensor: Tensor, path: Path, per_row: bool) -> Val:
@@ -215,13 +216,14 @@ class Cluster:
         if self.is_row and not per_row and self.is_row_invariant(layout):
             per_row = True
         strides = self.strides(layout, per_row)
-        key = ("load", base.id, tensor.dtype, layout.offset, strides, per_row)
+        dtype = path[0].out.dtype if path else tensor.dtype  # a view may reinterpret the bytes
+        key = ("load", base.id, dtype, layout.offset, strides, per_row)
         if key not in self.vals:
-            source = (base.id, tensor.dtype, layout.offset, strides)
+            source = (base.id, dtype, layout.offset, strides)
             if source not in self.loads:
                 over = Layout(self.space, strides, layout.offset)
-                self.loads[source] = (len(self.loads), base, tensor.dtype, over)
-            self.vals[key] = Val("load", tensor.dtype, (), self.loads[source][0], per_row, 0)
+                self.loads[source] = (len(self.loads), base, dtype, over)
+            self.vals[key] = Val("load", dtype, (), self.loads[source][0], per_row, 0)
         return self.vals[key]
 
     def reduction(self, tensor: Tensor, path: Path) -> Val:
@@ -294,8 +296,6 @@ class Cluster:
                 # The same value for the whole row: an element store needs an element register.
                 store.value = Val("convert", store.dtype, (store.value,), code_of(store.dtype))
                 store.value.stage = store.value.args[0].stage
-            if not self.is_row and store.value.per_row:  # a constant fill
-                store.value = Val("convert", store.dtype, (store.value,), code_of(store.dtype))
         indices = list(self.indices)
         walks = [o.strides for _, _, _, o in loads] + [p.strides for p in placed]
         walks += [i.strides for i in indices]

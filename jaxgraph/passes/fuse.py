@@ -58,14 +58,10 @@ class _Fuser:
         for node in self.nodes:
             if not node.out.is_view and not node.out.is_virtual:
                 self.stored.add(node.out.id)
-                if node.kind != "concat":
-                    for tensor in node.inputs:
-                        self.need_storage(tensor)
-        for tensor in graph.outputs:
-            self.need_storage(_base(tensor))
 
     def run(self, merge: bool) -> FusedGraph:
         while True:
+            self.need_operands()
             self.settle_shared()
             fits, misfits = [], set()
             for sink in self.sinks():
@@ -100,18 +96,27 @@ class _Fuser:
             kept.append(fit)
         return kept
 
+    def need_operands(self) -> None:
+        """Stores what kernels of other kinds, and whoever reads the outputs, need in memory."""
+        for node in self.nodes:
+            if not (node.out.is_view or node.out.is_virtual or node.kind == "concat"):
+                for tensor in node.inputs:
+                    self.need_storage(tensor)
+        for tensor in self.graph.outputs:
+            self.need_storage(tensor)
+
     def need_storage(self, tensor: Tensor) -> None:
-        """Stores what ``tensor`` is a view of; or a view on the way that strides cannot express."""
-        path: list[Node] = []
+        """Stores what ``tensor`` is a view of, and views on the way that strides cannot express."""
         base = tensor
         while base.is_view and base.id not in self.stored:
-            path.append(base.node)
             base = base.node.inputs[0]
         self.stored.add(base.id)
-        layout, failed = views.apply_path(path, self.own_layout(base))
-        if layout is None:
-            assert failed is not None
-            self.stored.add(failed.inputs[0].id)
+        while True:
+            try:
+                self.layout(tensor)
+                return
+            except Misfit as misfit:
+                self.stored |= misfit.tensors
 
     def layout(self, tensor: Tensor) -> tuple[Tensor, Layout]:
         """(stored tensor, how ``tensor`` lies in it), for a tensor that is stored or a view."""

@@ -194,7 +194,8 @@ def _read(env: dict[int, Any], value: Value) -> Any:
 def _evaluate(eqn: FlatEqn, env: dict[int, Any]) -> None:
     """Applies an equation that stays in XLA, as JAX's own evaluator would."""
     inputs = [_read(env, v) for v in eqn.inputs]
-    subfuns, params = eqn.primitive.get_bind_params(eqn.params)
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before jax 0.10
     out = eqn.primitive.bind(*subfuns, *inputs, **params)
     outs = out if eqn.primitive.multiple_results else [out]
     env.update({id(v): o for v, o in zip(eqn.outputs, outs, strict=True)})
