@@ -65,6 +65,7 @@ class TestEmitter final : public Emitter {
 
   Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
               std::vector<Launch>* launches, size_t* covered) const override {
+    if (fail) return Status(Code::kUnsupported, "told to fail");
     *covered = 1;
     const Node& node = *nodes[first].node;
     if (node.op == Op::kView) return Status::Ok();
@@ -92,6 +93,7 @@ class TestEmitter final : public Emitter {
 
   Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
                         std::vector<Launch>* launches) const override {
+    if (fail) return Status(Code::kUnsupported, "told to fail");
     for (size_t at = 0; at < copies.size(); at += CopyParams::kMax) {
       CopyParams params = {};
       while (params.count < CopyParams::kMax && at + params.count < copies.size()) {
@@ -107,6 +109,8 @@ class TestEmitter final : public Emitter {
   }
 
   bool Capturable(const Node& node) const override { return node.op != Op::kGather; }
+
+  bool fail = false;  // every emission from now on
 
  private:
   static bool Fusable(const Node& a, const Node& b) {

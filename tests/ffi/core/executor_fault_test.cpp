@@ -1,0 +1,180 @@
+// Every device call fails in turn, at every place where it occurs: the values stay right, or the
+// call reports an error; nothing leaks, and no failure is repeated for ever.
+#include <gtest/gtest.h>
+
+#include "tests/ffi/core/step.h"
+
+namespace jaxgraph {
+namespace {
+
+constexpr int kCalls = 12;
+
+// Calls that touch every path: warmup, capture, wandering, a moved cache, a new slot.
+void Scenario(Machine* m, const std::shared_ptr<const Program>& program) {
+  StepBuffers b;
+  for (int i = 0; i < kCalls; ++i) {
+    b.MoveX();
+    if (i % 3 == 0) b.MoveY();
+    if (i == 5 || i == 9) b.MoveAcc();
+    if (i == 7) b.MoveW();
+    b.Check(m->executor.get(), program, i);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// These are what keeps a call going when the others fail.
+bool CanBeSurvived(DeviceCall call) {
+  return call != DeviceCall::kEnterDevice && call != DeviceCall::kLaunchKernel &&
+         call != DeviceCall::kArenaReserve;
+}
+
+class Faults : public testing::TestWithParam<ByAlignment> {};
+
+TEST_P(Faults, EveryCallInTurn) {
+  const auto program = Seal(StepProgram());
+  for (size_t kind = 0; kind < kNumDeviceCalls; ++kind) {
+    const DeviceCall call = static_cast<DeviceCall>(kind);
+    if (!CanBeSurvived(call)) continue;
+    for (uint64_t times : {1, 2, 1000}) {
+      for (uint64_t skip = 0;; ++skip) {
+        SCOPED_TRACE(std::string(NameOf(call)) + " fails " + std::to_string(times) +
+                     " times after " + std::to_string(skip));
+        Machine m(GetParam());
+        m.device.Fail(call, skip, times);
+        Scenario(&m, program);
+        if (HasFatalFailure()) return;
+        const Counters c = m.Stats();
+        EXPECT_EQ(c.executions, static_cast<uint64_t>(kCalls));
+        EXPECT_EQ(c.executions, c.eager + c.captures + c.replays);
+        EXPECT_EQ(c.failures, m.device.failures());
+        if (call != DeviceCall::kIsCapturing) {
+          EXPECT_LE(c.failures, 2u);  // then it stays eager
+        }
+        if (m.device.failures() == 0) break;  // there are no more such calls
+        EXPECT_TRUE(Logged(*m.executor, call == DeviceCall::kIsCapturing ? "eager" : "failure"));
+      }
+    }
+  }
+}
+
+std::string DepthOf(const testing::TestParamInfo<ByAlignment>& info) {
+  constexpr const char* names[] = {"Patch", "Update", "Instantiate"};
+  return names[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Executor, Faults,
+                         testing::Values(ByAlignment::kNothing, ByAlignment::kGrid,
+                                         ByAlignment::kKernel),
+                         DepthOf);
+
+TEST(ExecutorFaults, FailureMidwayGoesOnFromTheFailedChunk) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), program, i);
+  // The second chunk changes acc; when the third fails, acc must not be changed again.
+  m.device.Fail(DeviceCall::kLaunchGraph, 2);
+  const uint64_t kernels = m.device.calls(DeviceCall::kLaunchKernel);
+  b.Check(m.executor.get(), program, 3);
+  EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel) - kernels, 3u);  // two nodes and a copy out
+  EXPECT_TRUE(Logged(*m.executor, "failure", "eager from node 4 on"));
+  EXPECT_EQ(m.Stats().live_execs, 0u);
+  b.Check(m.executor.get(), program, 4);
+  EXPECT_EQ(m.Stats().captures, 2u);  // the retry
+  b.Check(m.executor.get(), program, 5);
+  EXPECT_EQ(m.Stats().replays, 2u);
+}
+
+TEST(ExecutorFaults, StaysEagerUntilClear) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  m.device.Fail(DeviceCall::kInstantiate, 0, 1000);
+  for (int i = 0; i < 10; ++i) b.Check(m.executor.get(), program, i);
+  EXPECT_EQ(m.Stats().failures, 2u);
+  EXPECT_EQ(m.Stats().eager, 10u);
+  EXPECT_EQ(m.device.calls(DeviceCall::kInstantiate), 2u);
+  EXPECT_TRUE(Logged(*m.executor, "eager", "too many failures"));
+  m.device.Heal();
+  b.Check(m.executor.get(), program, 1);
+  EXPECT_EQ(m.Stats().eager, 11u);
+  m.executor->Clear(7);
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), program, i);
+  EXPECT_EQ(m.Stats().replays, 1u);
+}
+
+TEST(ExecutorFaults, WhatCannotBeSurvivedIsReportedAndLeavesNothingStale) {
+  const auto program = Seal(StepProgram());
+  for (DeviceCall call :
+       {DeviceCall::kEnterDevice, DeviceCall::kLaunchKernel, DeviceCall::kArenaReserve}) {
+    SCOPED_TRACE(NameOf(call));
+    Machine m;
+    StepBuffers b;
+    m.device.Fail(call, 0, 1, Code::kOutOfMemory);
+    const Status status = m.executor->Execute(program, b.Operands(), b.Results(), nullptr);
+    EXPECT_EQ(status.code(), Code::kOutOfMemory);
+    for (int i = 0; i < 5; ++i) b.Check(m.executor.get(), program, i);
+  }
+}
+
+TEST(ExecutorFaults, ArenaThatCannotGrowNamesTheSizesAndStillWorks) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), program, i);
+  Program large = StepProgram(2);
+  large.arena_bytes = 1 << 20;
+  m.device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
+  const Status status = m.executor->Execute(Seal(large), b.Operands(), b.Results(), nullptr);
+  EXPECT_EQ(status.code(), Code::kOutOfMemory);
+  EXPECT_NE(status.message().find("1049344"), std::string::npos) << status.message();
+  b.Check(m.executor.get(), program, 3);
+  EXPECT_EQ(m.Stats().replays, 2u);
+  m.device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
+  EXPECT_EQ(m.executor->Reserve(1 << 24).code(), Code::kOutOfMemory);
+  b.Check(m.executor.get(), program, 4);
+}
+
+TEST(ExecutorFaults, PoisonedContextIsAnError) {
+  for (DeviceCall call : {DeviceCall::kIsCapturing, DeviceCall::kBeginCapture,
+                          DeviceCall::kInstantiate, DeviceCall::kLaunchGraph, DeviceCall::kPatch}) {
+    SCOPED_TRACE(NameOf(call));
+    Machine m;
+    StepBuffers b;
+    const auto program = Seal(StepProgram());
+    m.device.Fail(call, 0, 1000, Code::kContextPoisoned);
+    Status status;
+    for (int i = 0; i < 4 && status.ok(); ++i) {
+      b.MoveX();
+      status = m.executor->Execute(program, b.Operands(), b.Results(), nullptr);
+    }
+    EXPECT_EQ(status.code(), Code::kContextPoisoned);
+  }
+}
+
+// A call that fails before anything is launched has changed the variant's addresses all the same;
+// the next call, with these addresses, must not take the old recording for its own.
+TEST(ExecutorFaults, FailedEmissionLeavesNoStaleRecording) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  const auto fail_once = [&] {
+    m.emitter.fail = true;
+    EXPECT_FALSE(m.executor->Execute(program, b.Operands(), b.Results(), nullptr).ok());
+    m.emitter.fail = false;
+  };
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), program, i);
+  b.MoveAcc();
+  fail_once();
+  b.Check(m.executor.get(), program, 3);
+  b.MoveX();
+  b.MoveY();
+  fail_once();
+  b.Check(m.executor.get(), program, 4);
+  b.MoveW();
+  fail_once();
+  b.Check(m.executor.get(), program, 5);
+}
+
+}  // namespace
+}  // namespace jaxgraph

@@ -1,0 +1,171 @@
+// Coverage: for every chunk size, with and without fusion and regions, every node is in exactly one
+// launch, in order, and no chunk cuts a group or a region.
+#include "ffi/core/launch_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/ffi/core/step.h"
+
+namespace jaxgraph {
+namespace {
+
+const KernelInfo kNothing = {"nothing", 0, [](const void*, ParallelFor&) {}};
+
+// Covers runs of nodes whose lengths the labels give (1 without fusion); one launch a run, or two
+// where the length is even, or none for a VIEW.
+class RunEmitter final : public Emitter {
+ public:
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+              std::vector<Launch>* launches, size_t* covered) const override {
+    const Node& node = *nodes[first].node;
+    *covered = fusion ? static_cast<size_t>(std::stoi(node.label)) : 1;
+    if (node.op == Op::kView) return Status::Ok();
+    Launch launch;
+    launch.kernel = &kNothing;
+    launch.dependent = true;
+    launch.first_node = static_cast<uint32_t>(first);
+    launch.node_count = static_cast<uint32_t>(*covered);
+    launches->assign(*covered % 2 == 0 ? 2 : 1, launch);
+    return Status::Ok();
+  }
+  Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
+                        std::vector<Launch>* launches) const override {
+    for (size_t i = 0; i < copies.size(); ++i) {
+      launches->emplace_back().kernel = &kNothing;
+      launches->back().dependent = true;
+    }
+    return Status::Ok();
+  }
+  bool Capturable(const Node&) const override { return true; }
+};
+
+// A program of random runs; runs stay inside regions, as a real emitter's do.
+Program RandomProgram(std::mt19937* random, size_t nodes) {
+  Program p;
+  p.arena_bytes = kSlice;
+  p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"), MakeBase(BaseKind::kOperand, 0, 4, "token"),
+             MakeBase(BaseKind::kResult, 0, 4, "result")};
+  p.bases[1].hint = BaseHint::kWanders;
+  const TensorRef t = Dense(DType::kF32, 0, 0, {kWidth});
+  uint32_t region = 0;
+  while (p.nodes.size() < nodes) {
+    const uint32_t in = (*random)() % 3 == 0 ? ++region : 0;
+    const size_t runs = in != 0 ? 1 + (*random)() % 4 : 1;
+    for (size_t r = 0; r < runs && p.nodes.size() < nodes; ++r) {
+      const size_t length = std::min<size_t>(1 + (*random)() % 4, nodes - p.nodes.size());
+      for (size_t i = 0; i < length; ++i) {
+        const bool view = length == 1 && (*random)() % 4 == 0;
+        Node node = MakeNode(view ? Op::kView : Op::kExpr, {t}, {t});
+        node.label = std::to_string(length - i);
+        node.region = in;
+        node.branch = static_cast<uint32_t>(in != 0 ? r : 0);
+        p.nodes.push_back(node);
+      }
+    }
+  }
+  return p;
+}
+
+void CheckCoverage(const Program& program, const LaunchPlan& plan) {
+  ASSERT_FALSE(plan.chunks.empty());
+  size_t next = 0;  // node that nobody has covered yet
+  for (size_t c = 0; c < plan.chunks.size(); ++c) {
+    const PlannedChunk& chunk = plan.chunks[c];
+    ASSERT_EQ(chunk.first_node, chunk.node_count > 0 ? next : 0u);
+    const size_t copies_in = c == 0 ? plan.copies_in : 0;
+    const size_t copies_out = c + 1 == plan.chunks.size() ? plan.copies_out : 0;
+    ASSERT_GE(chunk.launches.size(), copies_in + copies_out);
+    size_t at = next;
+    for (size_t l = 0; l < chunk.launches.size(); ++l) {
+      const Launch& launch = chunk.launches[l];
+      const bool copy = l < copies_in || l + copies_out >= chunk.launches.size();
+      ASSERT_EQ(launch.node_count == 0, copy);
+      // Dependent launch never reaches over the start of a chunk, nor over the slot copies.
+      ASSERT_EQ(launch.dependent, !copy && l > copies_in);
+      if (copy) continue;
+      if (launch.first_node + launch.node_count == at) continue;  // a second launch of the group
+      while (at < launch.first_node) {
+        ASSERT_EQ(program.nodes[at].op, Op::kView) << at;
+        ++at;
+      }
+      ASSERT_EQ(launch.first_node, at);
+      at += launch.node_count;
+    }
+    next += chunk.node_count;
+    for (; at < next; ++at) ASSERT_EQ(program.nodes[at].op, Op::kView);
+    ASSERT_EQ(at, next);
+
+    if (c + 1 == plan.chunks.size()) continue;
+    ASSERT_GE(chunk.node_count, std::max(program.options.chunk_size, 1u));
+    const uint32_t region = program.nodes[next].region;
+    ASSERT_TRUE(region == 0 || program.nodes[next - 1].region != region);
+  }
+  ASSERT_EQ(next, program.nodes.size());
+  ASSERT_TRUE(program.options.chunk_size > 0 || plan.chunks.size() == 1);
+}
+
+size_t LegalCuts(const Program& program) {
+  size_t cuts = 0;
+  for (size_t n = 1; n < program.nodes.size(); ++n) {
+    const uint32_t region = program.nodes[n].region;
+    cuts += region == 0 || region != program.nodes[n - 1].region;
+  }
+  return cuts;
+}
+
+TEST(LaunchPlan, EveryNodeIsCoveredOnceForEveryChunkSize) {
+  std::mt19937 random(3);
+  const RunEmitter emitter;
+  std::vector<char> memory(4096);
+  for (int round = 0; round < 60; ++round) {
+    Program program = RandomProgram(&random, random() % 40);
+    const Placement placement(program);
+    ASSERT_LE(placement.arena_bytes(), memory.size());
+    const std::vector<char*> addresses = {nullptr, memory.data(), memory.data() + 4};
+    std::vector<char*> resolved;
+    placement.Resolve(addresses, memory.data(), &resolved);
+    for (bool fusion : {false, true}) {
+      for (uint32_t size = 0; size <= program.nodes.size() + 1; ++size) {
+        program.options.fusion = fusion;
+        program.options.chunk_size = size;
+        LaunchPlan plan;
+        ASSERT_TRUE(MakePlan(emitter, program, placement, addresses, resolved, &plan).ok());
+        EXPECT_EQ(plan.copies_in, 1u);
+        EXPECT_EQ(plan.copies_out, 1u);
+        CheckCoverage(program, plan);
+        if (HasFatalFailure()) return;
+        // Chunks of one node are cut wherever it is allowed.
+        if (size == 1 && !fusion) {
+          EXPECT_EQ(plan.chunks.size(), 1 + LegalCuts(program));
+        }
+      }
+    }
+  }
+}
+
+TEST(LaunchPlan, EmissionThatBreaksItsPromiseIsRefused) {
+  std::mt19937 random(4);
+  const RunEmitter emitter;
+  Program program = RandomProgram(&random, 4);
+  for (Node& node : program.nodes) node.region = node.branch = 0;
+  const Placement placement(program, /*slots=*/false);
+  const std::vector<char*> addresses(3);
+  const auto plan = [&] {
+    LaunchPlan out;
+    return MakePlan(emitter, program, placement, addresses, addresses, &out).code();
+  };
+  for (Node& node : program.nodes) node.label = "1";
+  EXPECT_EQ(plan(), Code::kOk);
+  program.nodes[0].label = "0";
+  EXPECT_EQ(plan(), Code::kInternal);
+  program.nodes[0].label = "5";  // beyond the end
+  EXPECT_EQ(plan(), Code::kInternal);
+  program.nodes[0].label = "3";
+  program.nodes[2].region = 1;  // across a region's border
+  EXPECT_EQ(plan(), Code::kInternal);
+}
+
+}  // namespace
+}  // namespace jaxgraph
