@@ -144,29 +144,35 @@ class Cluster:
         tensor = sink.value
         if tensor.id == sink.storage.id:  # stored by this kernel: compute it, do not load it
             if tensor.is_view:
-                return self.value(tensor.node.inputs[0], (tensor.node,), per_row)
+                return self.value(tensor.node.inputs[0], (tensor.node,), per_row, tensor.dtype)
             return self.compute(tensor, (), per_row)
         return self.value(tensor, (), per_row)
 
-    def value(self, tensor: Tensor, path: Path, per_row: bool) -> Val:
-        """``tensor`` seen through ``path``, at the current element (or row)."""
+    def value(
+        self, tensor: Tensor, path: Path, per_row: bool, dtype: np.dtype | None = None
+    ) -> Val:
+        """``tensor`` seen through ``path``, at the current element (or row).
+
+        ``dtype``: how its reader sees it, where a view between the two reinterprets the bytes.
+        """
+        dtype = dtype or tensor.dtype
         if tensor.id in self.storages.stored:
             if tensor.id not in self.inside:
-                return self.load(tensor, path, per_row)
+                return self.load(tensor, path, per_row, dtype)
             # Computed by this very kernel: fine at the same index, impossible at another.
             if not self.is_identity(tensor, path, per_row):
                 raise Misfit({tensor.id})
             if tensor.is_view:
-                return self.value(tensor.node.inputs[0], (tensor.node,), per_row)
+                return self.value(tensor.node.inputs[0], (tensor.node,), per_row, tensor.dtype)
             return self.compute(tensor, path, per_row)
         if tensor.is_view:
             if tensor.node.kind == "bitcast":
                 base = _base(tensor)
                 if base.is_virtual and base.id not in self.storages.stored:
                     raise Misfit({base.id})
-            return self.value(tensor.node.inputs[0], (*path, tensor.node), per_row)
+            return self.value(tensor.node.inputs[0], (*path, tensor.node), per_row, dtype)
         if not tensor.is_virtual:
-            return self.load(tensor, path, per_row)
+            return self.load(tensor, path, per_row, dtype)
         return self.compute(tensor, path, per_row)
 
     def compute(self, tensor: Tensor, path: Path, per_row: bool) -> Val:
@@ -207,7 +213,7 @@ class Cluster:
         )
         return Val("index", tensor.dtype, (), slot, per_row, 0, tensor.id)
 
-    def load(self, tensor: Tensor, path: Path, per_row: bool) -> Val:
+    def load(self, tensor: Tensor, path: Path, per_row: bool, dtype: np.dtype) -> Val:
         base, lies = self.storages.layout(tensor)
         layout, failed = views.apply_path(path, lies)
         if layout is None:
@@ -216,7 +222,6 @@ class Cluster:
         if self.is_row and not per_row and self.is_row_invariant(layout):
             per_row = True
         strides = self.strides(layout, per_row)
-        dtype = path[0].out.dtype if path else tensor.dtype  # a view may reinterpret the bytes
         key = ("load", base.id, dtype, layout.offset, strides, per_row)
         if key not in self.vals:
             source = (base.id, dtype, layout.offset, strides)
