@@ -48,13 +48,13 @@ struct MatmulLoops {
   // Elements of any float type and stride to float.
   void (*widen)(DType dtype, const char* src, int64_t stride, int64_t n, float* dst);
   // out[m][j] = sum over k of a[m][k] * w[k][j], j in [0, n): w has rows of contiguous elements
-  // (row_stride in elements), a and out contiguous rows of length k and out_stride. m <=
+  // (row_stride in elements), and so have a and out (a_stride, out_stride). m <=
   // kMaxMatmulRows.
-  void (*rows)(DType dtype, const char* w, int64_t row_stride, const float* a, int m, int64_t k,
-               int64_t n, float* out, int64_t out_stride);
+  void (*rows)(DType dtype, const char* w, int64_t row_stride, const float* a, int64_t a_stride,
+               int m, int64_t k, int64_t n, float* out, int64_t out_stride);
   // The same for w[j][k] with k contiguous, row j at w + j * row_stride.
-  void (*dots)(DType dtype, const char* w, int64_t row_stride, const float* a, int m, int64_t k,
-               int64_t n, float* out, int64_t out_stride);
+  void (*dots)(DType dtype, const char* w, int64_t row_stride, const float* a, int64_t a_stride,
+               int m, int64_t k, int64_t n, float* out, int64_t out_stride);
   // out[m][0..panel) = (add ? out : 0) + a x panel: a panel of `panel_width` columns, packed.
   int panel_width;
   void (*panel)(const float* panel, const float* a, int64_t a_stride, int64_t m, int64_t k,

@@ -34,12 +34,12 @@ struct MatmulParams {
 };
 static_assert(std::has_unique_object_representations_v<MatmulParams>, "equal nodes, equal bytes");
 
-// A thread's scratch memory, kept from call to call. Two, because the calling thread holds the
-// widened left operand while it works on its share of the columns.
-enum Scratch { kLeft = 0, kWork = 1 };
+// A thread's scratch memory, kept from call to call. Several, because the calling thread holds the
+// widened left operand, and sums of parts, while it works on its share.
+enum Scratch { kLeft, kParts, kWork, kNumScratch };
 float* ScratchFloats(Scratch which, int64_t n) {
-  thread_local std::unique_ptr<float[]> memory[2];
-  thread_local int64_t capacity[2] = {};
+  thread_local std::unique_ptr<float[]> memory[kNumScratch];
+  thread_local int64_t capacity[kNumScratch] = {};
   if (capacity[which] < n) {
     memory[which].reset(new float[n]);
     capacity[which] = n;
@@ -56,7 +56,27 @@ void StoreRounded(DType t, float value, char* dst) {
   }
 }
 
+// About what `rows` rows against all weights take, in the steps of ParallelRanges.
+int64_t CostOf(const MatmulParams& p, int64_t rows) {
+  return p.b0 * p.b1 * p.n * p.k * (4 + rows) / 8;
+}
+
 // ---- f16, bf16, f32: accumulation in float ----
+
+// Writes sums[i][j] (rows of `stride`), rounded, to out[b0, b1, row + i, column + j].
+void StoreSums(const MatmulParams& p, int64_t b0, int64_t b1, int64_t row, int64_t rows,
+               int64_t column, int64_t cols, const float* sums, int64_t stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+    char* dst = p.out.At(b0, b1, row + i, column);
+    const float* line = sums + i * stride;
+    if (p.out.dtype == DType::kF32 && p.out.strides[3] == 1) {
+      std::memcpy(dst, line, cols * sizeof(float));
+      continue;
+    }
+    const int64_t step = p.out.strides[3] * static_cast<int64_t>(SizeOf(p.out.dtype));
+    for (int64_t j = 0; j < cols; ++j) StoreRounded(p.out.dtype, line[j], dst + j * step);
+  }
+}
 
 enum class Path { kRows, kDots, kPanels };
 
@@ -102,14 +122,37 @@ void StreamColumns(const MatmulParams& p, Path path, const float* a, int64_t b0,
   const int m = static_cast<int>(p.m);
   if (p.out.dtype == DType::kF32 && p.out.strides[3] == 1) {
     float* out = reinterpret_cast<float*>(p.out.At(b0, b1, 0, begin));
-    run(p.rhs.dtype, w, row_stride, a, m, p.k, n, out, p.out.strides[2]);
+    run(p.rhs.dtype, w, row_stride, a, p.k, m, p.k, n, out, p.out.strides[2]);
     return;
   }
   float* sums = ScratchFloats(kWork, m * n);
-  run(p.rhs.dtype, w, row_stride, a, m, p.k, n, sums, n);
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j)
-      StoreRounded(p.out.dtype, sums[i * n + j], p.out.At(b0, b1, i, begin + j));
+  run(p.rhs.dtype, w, row_stride, a, p.k, m, p.k, n, sums, n);
+  StoreSums(p, b0, b1, 0, m, begin, n, sums, n);
+}
+
+// A narrow matrix of rows is cut along k, so that every part of it is one contiguous stream; parts
+// of rows would be too short for the memory's prefetchers. The number of parts is part of the order
+// of summation, so it is always the same.
+constexpr int64_t kDepthParts = 8;
+
+bool CutsAlongDepth(const MatmulParams& p) {
+  constexpr int64_t kNarrow = 4096;
+  return p.b0 * p.b1 == 1 && p.n <= kNarrow && p.k >= 32 * kDepthParts;
+}
+
+void StreamDepths(const MatmulParams& p, const float* a, ParallelFor& pool) {
+  const int64_t size = p.m * p.n;
+  float* parts = ScratchFloats(kParts, kDepthParts * size);
+  ParallelRanges(pool, kDepthParts, 1, CostOf(p, p.m), [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const int64_t k0 = p.k * part / kDepthParts, k1 = p.k * (part + 1) / kDepthParts;
+      Loops().matmul.rows(p.rhs.dtype, p.rhs.At(0, 0, k0, 0), p.rhs.strides[2], a + k0, p.k,
+                          static_cast<int>(p.m), k1 - k0, p.n, parts + part * size, p.n);
+    }
+  });
+  for (int64_t part = 1; part < kDepthParts; ++part)
+    for (int64_t i = 0; i < size; ++i) parts[i] += parts[part * size + i];
+  StoreSums(p, 0, 0, 0, p.m, 0, p.n, parts, p.n);
 }
 
 constexpr int64_t kPanelDepth = 256;  // of k at a time: a packed panel stays in the cache
@@ -145,9 +188,7 @@ void PanelColumns(const MatmulParams& p, const float* a, int64_t row, int64_t ro
       PackPanel(p, b0, b1, k0, depth, column, cols, width, panel);
       loops.panel(panel, a + k0, p.k, rows, depth, k0 > 0, sums);
     }
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < cols; ++j)
-        StoreRounded(p.out.dtype, sums[i * width + j], p.out.At(b0, b1, row + i, column + j));
+    StoreSums(p, b0, b1, row, rows, column, cols, sums, width);
   }
 }
 
@@ -157,8 +198,7 @@ template <typename Fn>
 void ForColumns(const MatmulParams& p, ParallelFor& pool, int64_t rows, int64_t grain,
                 const Fn& fn) {
   const int64_t grains = (p.n + grain - 1) / grain;
-  const int64_t cost = p.b0 * p.b1 * p.n * p.k * (4 + rows) / 8;
-  ParallelRanges(pool, p.b0 * p.b1 * grains, 1, cost, [&](int64_t begin, int64_t end) {
+  ParallelRanges(pool, p.b0 * p.b1 * grains, 1, CostOf(p, rows), [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t batch = begin / grains;
       const int64_t stop = std::min(end, (batch + 1) * grains);
@@ -173,6 +213,7 @@ void RunFloat(const MatmulParams& p, ParallelFor& pool) {
   const Path path = PathOf(p);
   if (path != Path::kPanels) {
     const LeftRows left = WidenLeft(p, 0, p.m);
+    if (path == Path::kRows && CutsAlongDepth(p)) return StreamDepths(p, left.At(0, 0), pool);
     constexpr int64_t kGrain = 64;
     ForColumns(p, pool, p.m, kGrain, [&](int64_t b0, int64_t b1, int64_t begin, int64_t end) {
       StreamColumns(p, path, left.At(b0, b1), b0, b1, begin, end);
