@@ -98,15 +98,18 @@ class GraphedFunction:
         self._calls_lock = threading.Lock()
         self._last: Planned | None = None  # what the last call that was traced came to
         self._warned = False
+        self._hoist_lock = threading.Lock()
         self._constants = Constants()
-        self._jitted = self._jit(self._constants)
+        # The jitted function, and the arguments in front; one attribute, replaced as a whole.
+        self._compiled = (self._jit(self._constants), self._constants.prefix)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function: what `jax.jit(fun)(*args, **kwargs)` returns, or raises."""
         with self._calls_lock:
             self._calls += 1
+        jitted, prefix = self._compiled
         try:
-            return self._jitted(*self._constants.prefix, *args, **kwargs)
+            return jitted(*prefix, *args, **kwargs)
         except ClosedOverArrays as found:
             self._hoist(found)
             return self._retrying(lambda jitted: jitted, args, kwargs)
@@ -338,14 +341,18 @@ class GraphedFunction:
     # Closed-over arrays.
 
     def _hoist(self, found: ClosedOverArrays) -> None:
-        self._constants = self._constants.extended(found.arrays)
-        self._jitted = self._jit(self._constants)
+        with self._hoist_lock:
+            constants = self._constants.extended(found.arrays)
+            if constants is not self._constants:  # another thread may have found them first
+                self._constants = constants
+                self._compiled = (self._jit(constants), constants.prefix)
 
     def _retrying(self, method: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
         """Calls a method of the jitted function until no new closed-over array turns up."""
         while True:
+            jitted, prefix = self._compiled
             try:
-                return method(self._jitted)(*self._constants.prefix, *args, **kwargs)
+                return method(jitted)(*prefix, *args, **kwargs)
             except ClosedOverArrays as found:
                 self._hoist(found)
 

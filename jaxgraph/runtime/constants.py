@@ -43,6 +43,8 @@ class Constants:
     def extended(self, arrays: Sequence[Any]) -> Constants:
         """These arrays and those."""
         new = {_identity(a): a for a in arrays if _identity(a) not in self._places}
+        if not new:
+            return self
         return Constants((*self._found, *new.values()), hoist=self._hoist)
 
     def hoist_from(self, closed: Any, traced: Sequence[Any]) -> tuple[Any, list[Any]]:
