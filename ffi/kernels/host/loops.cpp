@@ -3,12 +3,12 @@
 namespace jaxgraph {
 
 const HostLoops& Loops() {
-  static const HostLoops& best = [&]() -> const HostLoops& {
+  static const HostLoops* const best = [] {
     for (const HostLoops* loops : {Avx512Loops(), Avx2Loops()})
-      if (loops != nullptr) return *loops;
-    return *PortableLoops();
+      if (loops != nullptr) return loops;
+    return PortableLoops();
   }();
-  return best;
+  return *best;
 }
 
 }  // namespace jaxgraph
