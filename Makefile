@@ -16,7 +16,7 @@ demo: install
 	$(VENV)/bin/python examples/generate.py
 
 test: install
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/pytest  # not python -m pytest: that would import the source folder, which is not built
 
 bench: install
 	@if nvidia-smi -L >/dev/null 2>&1; then \

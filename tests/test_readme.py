@@ -8,9 +8,10 @@ from pathlib import Path
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
 
 
-def test_the_usage_example_runs() -> None:
+def test_the_usage_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    command = [sys.executable, "-c", example]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     counters = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE))
     assert (counters["calls"], counters["eager"], counters["captures"]) == ("100", "1", "1")
