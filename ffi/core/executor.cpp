@@ -290,7 +290,6 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
     if (variant->addresses[b] == context.addresses[b]) continue;
     if (variant->placement.NoteMoved(b)) {
       statistics.Log(program, "placement", variant->placement.Explain(program.bases[b], b));
-      variant->recording.current = false;  // it has no copy for this base yet
     }
   }
   Snapshot now{variant->snapshot.program, {}};

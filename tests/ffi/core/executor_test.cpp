@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "tests/ffi/core/step.h"
 
 namespace jaxgraph {
@@ -229,43 +231,91 @@ TEST(Executor, ReservedArenaNeverMoves) {
   EXPECT_EQ(m.Stats().patches, 0u);
 }
 
-// Moves a large result by one float, so that the alignment of one node's output changes.
-Counters MisalignOneResult(Machine* m) {
+// Moves a large result by one float at the fourth call, so that the alignment of one node's output
+// changes, and at the fifth to another aligned place.
+void MisalignOneResult(Machine* m, Program program, const std::function<void(int call)>& after) {
   StepBuffers b;
-  Program program = StepProgram();
   program.bases[6].nbytes = kBigBytes;  // too large for a slot
   const auto sealed = Seal(program);
-  std::vector<char> memory(kBigBytes + 128);
+  std::vector<char> memory(kBigBytes + 256);
   char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
-  for (int i = 0; i < 4; ++i) {
-    char* y = i < 3 ? aligned : aligned + sizeof(float);
+  for (int call = 1; call <= 5; ++call) {
+    char* y = call <= 3 ? aligned : call == 4 ? aligned + sizeof(float) : aligned + 64;
     std::fill(memory.begin(), memory.end(), 0);
-    EXPECT_TRUE(m->executor->Execute(sealed, b.Operands(), {b.Results()[0], y}, nullptr).ok());
+    ASSERT_TRUE(m->executor->Execute(sealed, b.Operands(), {b.Results()[0], y}, nullptr).ok());
     float first = 0;
     std::memcpy(&first, y, sizeof first);
     EXPECT_NE(first, 0);
+    after(call);
   }
-  return m->Stats();
 }
 
 TEST(Executor, UpdateThatIsTaken) {
   Machine m(ByAlignment::kGrid);
-  const Counters c = MisalignOneResult(&m);
-  EXPECT_EQ(c.exec_updates, 1u);
+  MisalignOneResult(&m, StepProgram(), [&](int call) {
+    const Counters c = m.Stats();
+    EXPECT_EQ(c.exec_updates, static_cast<uint64_t>(std::max(call - 3, 0)));
+  });
+  const Counters c = m.Stats();
   EXPECT_EQ(c.instantiations, 3u);
-  EXPECT_EQ(c.captures, 2u);
+  EXPECT_EQ(c.captures, 3u);
   EXPECT_EQ(c.replays, 1u);
   EXPECT_TRUE(Logged(*m.executor, "update", "re-captured"));
 }
 
 TEST(Executor, UpdateThatIsRefusedInstantiatesAnew) {
   Machine m(ByAlignment::kKernel);
-  const Counters c = MisalignOneResult(&m);
+  MisalignOneResult(&m, StepProgram(), [](int) {});
+  const Counters c = m.Stats();
   EXPECT_EQ(c.exec_updates, 0u);
-  EXPECT_EQ(c.instantiations, 4u);
-  EXPECT_EQ(c.captures, 2u);
+  EXPECT_EQ(c.instantiations, 5u);
+  EXPECT_EQ(c.captures, 3u);
   EXPECT_EQ(c.live_execs, 3u);
   EXPECT_TRUE(Logged(*m.executor, "instantiate", "refused"));
+}
+
+TEST(Executor, ExecutablesLeftOverFromALongerListAreDestroyed) {
+  Machine m(ByAlignment::kFusion);
+  Program program = StepProgram();
+  program.options.fusion = true;
+  program.options.chunk_size = 1;
+  std::vector<uint64_t> live;
+  MisalignOneResult(&m, program, [&](int) { live.push_back(m.Stats().live_execs); });
+  // Node 5 is fused with node 4, then not, then again.
+  ASSERT_EQ(live.size(), 5u);
+  EXPECT_EQ(live[3], live[2] + 1);
+  EXPECT_EQ(live[4], live[2]);
+}
+
+TEST(Executor, BufferThatComesBackIsNotTakenForOneThatNeverLeft) {
+  Machine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 12; ++i) {
+    if (i >= 3) b.FlipX();
+    b.Check(m.executor.get(), program, i);
+  }
+  EXPECT_EQ(m.Stats().patches, 9u);
+}
+
+TEST(Executor, WhatIsKnownOfABaseHoldsForNewVariants) {
+  Machine m;
+  StepBuffers b[2];
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 8; ++i) {
+    if (i == 3) b[0].MoveW();
+    b[0].Check(m.executor.get(), program, i);
+  }
+  for (int i = 0; i < 8; ++i) b[i % 2].Check(m.executor.get(), program, i);
+  const Counters before = m.Stats();
+  for (int i = 0; i < 8; ++i) {
+    b[i % 2].MoveW();
+    b[i % 2].Check(m.executor.get(), program, i);
+  }
+  EXPECT_EQ(m.Stats().property_compares, before.property_compares);
+  size_t placements = 0;
+  for (const Event& event : m.executor->Events(0)) placements += event.what == "placement";
+  EXPECT_EQ(placements, 1u);
 }
 
 TEST(Executor, NewSlotNeedsNoNewNode) {

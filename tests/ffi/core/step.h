@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/core/executor.h"
@@ -72,6 +73,7 @@ class StepBuffers {
  public:
   StepBuffers()
       : x_(Fresh(kSlice)),
+        spare_x_(Fresh(kSlice)),
         w_(Fresh(kSlice)),
         big_(Fresh(kBigBytes)),
         acc_(Fresh(kSlice)),
@@ -82,6 +84,11 @@ class StepBuffers {
   }
 
   void MoveX() { Move(&x_, kSlice); }
+  // To the buffer it was in before the last flip.
+  void FlipX() {
+    Fill(x_, std::numeric_limits<float>::quiet_NaN());
+    std::swap(x_, spare_x_);
+  }
   void MoveW() { Move(&w_, kSlice); }
   void MoveBig() { Move(&big_, kBigBytes); }
   void MoveAcc() { Move(&acc_, kSlice); }
@@ -133,7 +140,7 @@ class StepBuffers {
   }
 
   std::vector<std::unique_ptr<char[]>> memory_;
-  char *x_, *w_, *big_, *acc_, *y_;
+  char *x_, *spare_x_, *w_, *big_, *acc_, *y_;
 };
 
 // A device, whose handles must be balanced in the end, and an executor on it.

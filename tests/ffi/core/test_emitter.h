@@ -54,9 +54,9 @@ inline const KernelInfo kSlotCopies = {
       }
     }};
 
-// What the alignment of the output decides: nothing, the grid (which an update takes), or the
-// kernel (which it refuses).
-enum class ByAlignment { kNothing, kGrid, kKernel };
+// What the alignment of the output decides: nothing, the grid (which an update takes), the kernel
+// (which it refuses), or whether a node is fused with the one before it.
+enum class ByAlignment { kNothing, kGrid, kKernel, kFusion };
 
 class TestEmitter final : public Emitter {
  public:
@@ -73,7 +73,7 @@ class TestEmitter final : public Emitter {
     Launch launch;
     launch.dependent = true;
     launch.first_node = static_cast<uint32_t>(first);
-    if (fusion && first + 1 < nodes.size() && Fusable(node, *nodes[first + 1].node)) {
+    if (fusion && first + 1 < nodes.size() && Fusable(nodes[first], nodes[first + 1])) {
       *covered = 2;
       FusedParams params = {};
       params.first = ParamsOf(nodes[first]);
@@ -81,7 +81,7 @@ class TestEmitter final : public Emitter {
       launch.kernel = &kFusedAxpy;
       launch.set_params(params);
     } else {
-      const bool aligned = reinterpret_cast<uintptr_t>(nodes[first].outs[0]) % 64 == 0;
+      const bool aligned = Aligned(nodes[first]);
       launch.kernel = by_alignment_ == ByAlignment::kKernel && aligned ? &kAlignedAxpy : &kAxpy;
       launch.grid[0] = by_alignment_ == ByAlignment::kGrid && aligned ? 1 : 2;
       launch.set_params(ParamsOf(nodes[first]));
@@ -113,7 +113,13 @@ class TestEmitter final : public Emitter {
   bool fail = false;  // every emission from now on
 
  private:
-  static bool Fusable(const Node& a, const Node& b) {
+  static bool Aligned(const ResolvedNode& r) {
+    return reinterpret_cast<uintptr_t>(r.outs[0]) % 64 == 0;
+  }
+  bool Fusable(const ResolvedNode& first, const ResolvedNode& second) const {
+    const Node& a = *first.node;
+    const Node& b = *second.node;
+    if (by_alignment_ == ByAlignment::kFusion && !Aligned(second)) return false;
     return a.op == Op::kExpr && b.op == Op::kExpr && a.region == b.region && a.branch == b.branch;
   }
   static AxpyParams ParamsOf(const ResolvedNode& r) {
