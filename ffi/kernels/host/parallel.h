@@ -14,7 +14,7 @@ namespace jaxgraph {
 // the calling thread, for which the hand-off would take longer than the work.
 template <typename Fn>
 void ParallelRanges(ParallelFor& pool, int64_t n, int64_t grain, int64_t cost, const Fn& fn) {
-  constexpr int64_t kCostWorthAThread = 100000;
+  constexpr int64_t kCostWorthAThread = 30000;
   constexpr int64_t kRangesPerThread = 4;  // so that a thread that starts late does less
   const int64_t grains = (n + grain - 1) / grain;
   const int64_t ranges =
