@@ -19,7 +19,7 @@ constexpr int kStripElements = 512;
 // Loops run to the next multiple; registers are that long, and their tails hold old values.
 constexpr int kStripPadding = 16;
 
-// A reduction over a row, from strip to strip: floats of every width in double.Sums and products of floats are kept in double.
+// A reduction over a row, from strip to strip: floats of every width in double.
 struct ReduceState {
   double f = 0;
   int64_t i = 0;

@@ -21,6 +21,10 @@ inline double ReferenceErfInv(double x) {
   if (x == 0 || !(std::abs(x) < 1)) {
     return x == 0 ? x : x == 1 ? HUGE_VAL : x == -1 ? -HUGE_VAL : NAN;
   }
+  if (std::abs(x) < 1e-4) {  // the series' first terms
+    constexpr double kPi = 3.14159265358979323846;
+    return std::sqrt(kPi) / 2 * (x + kPi / 12 * x * x * x);
+  }
   double lo = 0, hi = 6;  // bisection on erfc, which stays exact where erf is flat
   const double ax = std::abs(x);
   for (int i = 0; i < 100; ++i) {
