@@ -9,10 +9,11 @@ import jax
 
 try:
     from jaxgraph import _native
-except ImportError as error:  # a source tree that was not built, or a build for another Python
+except ImportError as error:
     raise ImportError(
-        f"jaxgraph's native module could not be loaded ({error}): install the package with "
-        "`pip install .` in its source folder"
+        f"jaxgraph's native module could not be loaded ({error}). If Python was started in the "
+        "source folder, it finds that instead of the installed package: start it elsewhere. Else install "
+        "the package: `pip install .` in the source folder"
     ) from error
 
 TARGET = "jaxgraph_execute"
