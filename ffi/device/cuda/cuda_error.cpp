@@ -47,7 +47,8 @@ Status CudaStatus(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return Status::Ok();
   // A poisoned context keeps its error; clearing the thread's copy does no harm.
   cudaGetLastError();
-  const std::string name(call, std::string(call).find('('));
+  const std::string text(call);
+  const std::string name = text.substr(0, text.find('('));
   return Status(CodeOf(error),
                 name + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
 }

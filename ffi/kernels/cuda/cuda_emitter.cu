@@ -68,7 +68,7 @@ class CudaEmitterImpl final : public Emitter {
       case Op::kExpr:
         return EmitExpr(node, launches);
       case Op::kRow:
-        return EmitRow(node, launches);
+        return EmitRow(node, clusters_, launches);
       case Op::kMatmul:
         return EmitMatmul(node, clusters_, launches);
       case Op::kGather:

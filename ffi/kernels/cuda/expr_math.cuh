@@ -33,8 +33,7 @@ __device__ __forceinline__ bool Compare(ExprOp op, T a, T b) {
   }
 }
 
-// --- float and double
-// -----------------------------------------------------------------------------
+// ---- float and double ----
 
 template <typename F>
 __device__ __forceinline__ F MaxOf(F a, F b) {  // NaN wins
@@ -156,9 +155,8 @@ __device__ __forceinline__ F FloatValue(ExprOp op, F a, F b, F c, int exponent) 
   }
 }
 
-// --- integers and bool
-// ---------------------------------------------------------------------------- W is the register:
-// uint32_t or uint64_t. Values are sign- or zero-extended from their dtype.
+// ---- integers and bool ----
+// W is the register: uint32_t or uint64_t. Values are sign- or zero-extended from their dtype.
 
 __device__ __forceinline__ uint32_t WidthOf(DType t) {
   return t == DType::kPred ? 1 : 8 * DeviceSizeOf(t);
@@ -291,8 +289,8 @@ __device__ __forceinline__ bool CompareIntegers(ExprOp op, DType t, W a, W b) {
 // Float to integer: toward zero, saturating, NaN gives 0.
 template <typename W, typename F>
 __device__ W FloatToInteger(F v, DType to) {
+  if (to == DType::kPred) return v != 0;  // NaN is true
   if (v != v) return 0;
-  if (to == DType::kPred) return v != 0;
   const uint32_t width = WidthOf(to);
   if (IsUnsignedOrBool(to)) {
     const uint64_t largest = width == 64 ? ~uint64_t{0} : (uint64_t{1} << width) - 1;

@@ -57,6 +57,20 @@ void ClearUnused(ExprInstr* instr) {
   if (n < 3) instr->c = 0;
 }
 
+bool IsNarrowFloat(DType t) { return IsFloat(t) && t != DType::kF64; }
+
+// The op that the kernels dispatch on.
+ExprOp Specialized(const ExprInstr& instr) {
+  const ExprOp op = instr.op;
+  if (op == ExprOp::kConvert) {
+    const bool rounds = IsNarrowFloat(static_cast<DType>(instr.aux)) && IsNarrowFloat(instr.dtype);
+    return rounds ? kRoundOp : op;
+  }
+  if (op < ExprOp::kConvert || op == ExprOp::kSelect || IsNarrowFloat(instr.dtype)) return op;
+  if (!IsReduce(op)) return kGeneralOp;
+  return op >= ExprOp::kReduceArgmax ? kGeneralArgReduceOp : kGeneralReduceOp;
+}
+
 void CopyInstructions(const ExprProgram& program, ExprParams* p) {
   p->num_stages = program.num_stages;
   std::copy_n(program.stages, program.num_stages, p->stages);
@@ -73,6 +87,10 @@ void CopyInstructions(const ExprProgram& program, ExprParams* p) {
       p->reductions[reductions++] = static_cast<uint8_t>(i);
       ++p->num_reductions[s];
     }
+  }
+  for (int i = 0; i < program.num_instrs; ++i) {
+    p->ops[i] = p->instrs[i].op;
+    p->instrs[i].op = Specialized(p->instrs[i]);
   }
 }
 
@@ -145,7 +163,7 @@ Status PrepareExpr(const ResolvedNode& resolved, bool* wide, std::vector<ExprPie
   ExprParams p;
   CopyInstructions(program, &p);
   CopyOperands(resolved, program, &p);
-  *wide = std::any_of(p.instrs, p.instrs + program.num_instrs, NeedsWideRegisters);
+  *wide = std::any_of(program.instrs, program.instrs + program.num_instrs, NeedsWideRegisters);
 
   std::vector<int64_t*> strides;
   for (int i = 0; i < program.num_srcs; ++i) strides.push_back(p.src_strides[i]);

@@ -11,6 +11,13 @@
 
 namespace jaxgraph {
 
+// The kernels dispatch on ExprInstr::op once per instruction, so it is made to say all they need:
+// ops on floats of up to 32 bits keep their number, and those on other dtypes get one of these.
+constexpr ExprOp kRoundOp = static_cast<ExprOp>(200);             // dst <- a, rounded to dtype
+constexpr ExprOp kGeneralOp = static_cast<ExprOp>(201);           // ops[i] on integers or f64
+constexpr ExprOp kGeneralReduceOp = static_cast<ExprOp>(202);     // the same for sums, ...
+constexpr ExprOp kGeneralArgReduceOp = static_cast<ExprOp>(203);  // ... and argmax, argmin
+
 // A LOAD's `c` says how many LOADs in a row start here, so that the kernel can have several in
 // flight. Every register number is in range, used or not.
 struct ExprParams {
@@ -22,6 +29,7 @@ struct ExprParams {
   FastDiv divide[kExprMaxRank] = {};
   ExprStage stages[kExprMaxStages] = {};
   ExprInstr instrs[kExprMaxInstrs] = {};
+  ExprOp ops[kExprMaxInstrs] = {};  // as they were in the program
   uint32_t reserved = 0;
   const char* srcs[kExprMaxSrcs] = {};
   char* outs[kExprMaxOuts] = {};

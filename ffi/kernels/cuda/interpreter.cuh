@@ -1,9 +1,10 @@
 // The interpreter that the kernels of EXPR and ROW share.
 //
 // Decode steps launch hundreds of these on a few thousand elements, so what counts is the latency
-// of one thread's walk through the program: instructions come from the parameters' constant bank
-// and are decoded uniformly, registers live in local memory (indexed at run time; they stay in the
-// first-level cache), and LOADs that stand in a row are issued together.
+// of one thread's walk through the program: instructions come from the parameters' constant bank,
+// one dispatch each; a thread takes several elements at once (its lanes), so that a dispatch is
+// paid once for all of them; registers live in local memory (indexed at run time; they stay in the
+// first-level cache); and LOADs that stand in a row are issued together.
 #pragma once
 
 #include "ffi/kernels/cuda/expr_math.cuh"
@@ -84,18 +85,9 @@ __device__ __noinline__ W Convert(DType from, DType to, W v) {
   return v;
 }
 
-// Every op that computes a value from values, rounded to its dtype.
+// Any op that computes a value from values, for integers, bool and f64, rounded to its dtype.
 template <typename W>
-__device__ __forceinline__ W ValueOf(const ExprInstr& in, W a, W b, W c) {
-  const ExprOp op = in.op;
-  const DType t = in.dtype;
-  const int exponent = static_cast<int16_t>(in.aux);
-  if (ClassOf<W>(t) == Class::kFloat) {
-    const float x = AsFloat(a), y = AsFloat(b);
-    if (IsCompare(op)) return Compare(op, x, y);
-    if (op == ExprOp::kIsFinite) return isfinite(x);
-    return FromFloat<W>(RoundTo(t, FloatValue(op, x, y, AsFloat(c), exponent)));
-  }
+__device__ __noinline__ W GeneralValue(ExprOp op, DType t, int exponent, W a, W b, W c) {
   if constexpr (sizeof(W) == 8) {
     if (ClassOf<W>(t) == Class::kDouble) {
       const double x = __longlong_as_double(static_cast<long long>(a));
@@ -110,8 +102,12 @@ __device__ __forceinline__ W ValueOf(const ExprInstr& in, W a, W b, W c) {
   return Wrap(t, IntegerValue(op, t, a, b, c, exponent));
 }
 
-// --- reductions
-// -----------------------------------------------------------------------------------
+// The less common ops on floats of up to 32 bits, before rounding.
+inline __device__ __noinline__ float RareFloat(ExprOp op, float a, float b, float c, int exponent) {
+  return FloatValue(op, a, b, c, exponent);
+}
+
+// ---- reductions ----
 
 __device__ __forceinline__ bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
 __device__ __forceinline__ bool IsArgReduce(ExprOp op) { return op >= ExprOp::kReduceArgmax; }
@@ -204,108 +200,252 @@ __device__ __forceinline__ bool TakesOver(const ExprInstr& in, W later, W earlie
 
 constexpr uint32_t kNoIndex = ~uint32_t{0};  // rows are shorter
 
-// --- the machine
-// ----------------------------------------------------------------------------------
+// ---- the machine ----
 
-template <typename W>
+// One register of one thread: a value per lane. Scalar registers hold the same value in all lanes.
+template <typename W, int kLanes>
+struct alignas(sizeof(W) * kLanes < 16 ? sizeof(W) * kLanes : 16) Lanes {
+  W lane[kLanes];
+};
+
+template <typename W, int kLanes>
 struct Registers {
-  W value[kNumRegs];
+  Lanes<W, kLanes> value[kNumRegs];
 };
-// ROW only: the best value so far of an argmax whose index accumulates in a scalar register.
-template <typename W>
+// ROW only: the best values so far of an argmax whose index accumulates in a scalar register.
+template <typename W, int kLanes>
 struct Extrema {
-  W value[kExprNumScalarRegs];
+  Lanes<W, kLanes> value[kExprNumScalarRegs];
 };
 
-__device__ __forceinline__ int64_t OffsetOf(const int64_t (&strides)[kExprMaxRank], int rank,
-                                            const uint32_t (&index)[kExprMaxRank]) {
-  int64_t offset = 0;
+template <typename W, int kLanes, typename F>
+__device__ __forceinline__ Lanes<W, kLanes> Map(const Lanes<W, kLanes>& a,
+                                                const Lanes<W, kLanes>& b, F f) {
+  Lanes<W, kLanes> out;
 #pragma unroll
-  for (int d = 0; d < kExprMaxRank; ++d) {
-    if (d < rank) offset += static_cast<int64_t>(index[d]) * strides[d];
+  for (int j = 0; j < kLanes; ++j) {
+    out.lane[j] = FromFloat<W>(f(AsFloat(a.lane[j]), AsFloat(b.lane[j])));
   }
-  return offset;
+  return out;
+}
+template <typename W, int kLanes, typename F>
+__device__ __forceinline__ Lanes<W, kLanes> Test(const Lanes<W, kLanes>& a,
+                                                 const Lanes<W, kLanes>& b, F f) {
+  Lanes<W, kLanes> out;
+#pragma unroll
+  for (int j = 0; j < kLanes; ++j) out.lane[j] = f(AsFloat(a.lane[j]), AsFloat(b.lane[j]));
+  return out;
 }
 
-// Runs instructions [begin, end) at one index. `store` false: STOREs are left to another thread.
-template <typename W, bool kRow>
-__device__ __forceinline__ void Run(const ExprParams& p, int begin, int end,
-                                    const uint32_t (&index)[kExprMaxRank], bool store,
-                                    Registers<W>& r, Extrema<W>* extrema) {
+template <typename W, int kLanes>
+__device__ __forceinline__ Lanes<W, kLanes> Rounded(DType t, const Lanes<W, kLanes>& v) {
+  Lanes<W, kLanes> out = v;
+  if (t == DType::kBF16) {
+#pragma unroll
+    for (int j = 0; j < kLanes; ++j) {
+      out.lane[j] = static_cast<W>(FloatToBF16(AsFloat(v.lane[j]))) << 16;
+    }
+  } else if (t == DType::kF16) {
+#pragma unroll
+    for (int j = 0; j < kLanes; ++j) {
+      out.lane[j] = FromFloat<W>(F16ToFloat(FloatToF16(AsFloat(v.lane[j]))));
+    }
+  }
+  return out;
+}
+
+template <typename W, int kLanes>
+__device__ __forceinline__ Lanes<W, kLanes> IndexValue(DType t, int64_t start,
+                                                       const int64_t (&offset)[kLanes]) {
+  Lanes<W, kLanes> out;
+#pragma unroll
+  for (int j = 0; j < kLanes; ++j) {
+    const int64_t position = start + offset[j];
+    if (ClassOf<W>(t) == Class::kInteger) {
+      out.lane[j] = Wrap(t, static_cast<W>(position));
+    } else if (ClassOf<W>(t) == Class::kFloat) {
+      out.lane[j] = FromFloat<W>(RoundTo(t, static_cast<float>(position)));
+    } else {
+      out.lane[j] = static_cast<W>(__double_as_longlong(static_cast<double>(position)));
+    }
+  }
+  return out;
+}
+
+// The ops on floats of up to 32 bits, before rounding.
+template <typename W, int kLanes>
+__device__ __forceinline__ Lanes<W, kLanes> FloatLanes(const ExprInstr& in,
+                                                       const Lanes<W, kLanes>& a,
+                                                       const Lanes<W, kLanes>& b,
+                                                       const Registers<W, kLanes>& r) {
+  switch (in.op) {
+    case kRoundOp:
+      return a;
+    case ExprOp::kAdd:
+      return Map(a, b, [](float x, float y) { return x + y; });
+    case ExprOp::kSub:
+      return Map(a, b, [](float x, float y) { return x - y; });
+    case ExprOp::kMul:
+      return Map(a, b, [](float x, float y) { return x * y; });
+    case ExprOp::kDiv:
+      return Map(a, b, [](float x, float y) { return x / y; });
+    case ExprOp::kMax:
+      return Map(a, b, [](float x, float y) { return MaxOf(x, y); });
+    case ExprOp::kMin:
+      return Map(a, b, [](float x, float y) { return MinOf(x, y); });
+    case ExprOp::kNeg:
+      return Map(a, b, [](float x, float) { return -x; });
+    case ExprOp::kExp:
+      return Map(a, b, [](float x, float) { return expf(x); });
+    default: {
+      const Lanes<W, kLanes> c = r.value[in.c];
+      Lanes<W, kLanes> out;
+#pragma unroll
+      for (int j = 0; j < kLanes; ++j) {
+        out.lane[j] = FromFloat<W>(RareFloat(in.op, AsFloat(a.lane[j]), AsFloat(b.lane[j]),
+                                             AsFloat(c.lane[j]), static_cast<int16_t>(in.aux)));
+      }
+      return out;
+    }
+  }
+}
+
+// Adds this thread's elements to a reduction.
+template <typename W, int kLanes, typename Space>
+__device__ __forceinline__ void Accumulate(ExprInstr in, ExprOp op, const Lanes<W, kLanes>& a,
+                                           const Space& space, Registers<W, kLanes>& r,
+                                           Extrema<W, kLanes>* extrema) {
+  in.op = op;
+  Lanes<W, kLanes> sum = r.value[in.dst];
+  if (!IsArgReduce(op)) {
+#pragma unroll
+    for (int j = 0; j < kLanes; ++j) {
+      if (space.Active(j)) sum.lane[j] = Step(in, sum.lane[j], a.lane[j]);
+    }
+  } else {
+    Lanes<W, kLanes>& best = extrema->value[in.dst - kExprNumElementRegs];
+#pragma unroll
+    for (int j = 0; j < kLanes; ++j) {
+      const bool first = static_cast<uint32_t>(sum.lane[j]) == kNoIndex;
+      if (!space.Active(j) || !(first || TakesOver(in, a.lane[j], best.lane[j]))) continue;
+      best.lane[j] = a.lane[j];
+      sum.lane[j] = space.Position(j);
+    }
+  }
+  r.value[in.dst] = sum;
+}
+
+// Runs instructions [begin, end) on the elements of one thread. Space says where these are:
+//   Offsets(strides, offset): their offsets in an operand (inactive lanes name a valid element too)
+//   Active(j): whether lane j stores and is reduced; Position(j): its index on the last axis
+template <typename W, int kLanes, bool kRow, typename Space>
+__device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, const Space& space,
+                                    Registers<W, kLanes>& r, Extrema<W, kLanes>* extrema) {
+  ExprInstr next = p.instrs[begin];
   for (int at = begin; at < end; ++at) {
-    const ExprInstr in = p.instrs[at];
+    const ExprInstr in = next;
+    next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];  // fetched while this one runs
+    int64_t offset[kLanes];
     if (in.op == ExprOp::kLoad) {
       const int run = min(static_cast<int>(in.c), kLoadsInFlight);
-      W bits[kLoadsInFlight];
+      W bits[kLoadsInFlight][kLanes];
 #pragma unroll
       for (int i = 0; i < kLoadsInFlight; ++i) {
         if (i >= run) break;
         const ExprInstr load = p.instrs[at + i];
-        const int64_t offset = OffsetOf(p.src_strides[load.aux], p.rank, index);
-        bits[i] = static_cast<W>(LoadBits(p.srcs[load.aux] + offset, DeviceSizeOf(load.dtype)));
+        const uint32_t size = DeviceSizeOf(load.dtype);
+        space.Offsets(p.src_strides[load.aux], offset);
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) {
+          bits[i][j] = static_cast<W>(LoadBits(p.srcs[load.aux] + offset[j], size));
+        }
       }
 #pragma unroll
       for (int i = 0; i < kLoadsInFlight; ++i) {
         if (i >= run) break;
         const ExprInstr load = p.instrs[at + i];
-        r.value[load.dst] = FromMemory(load.dtype, bits[i]);
+        Lanes<W, kLanes> value;
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) value.lane[j] = FromMemory(load.dtype, bits[i][j]);
+        r.value[load.dst] = value;
       }
       at += run - 1;
+      next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];
       continue;
     }
-    const W a = r.value[in.a];
-    const W b = r.value[in.b];
+    const Lanes<W, kLanes> a = r.value[in.a], b = r.value[in.b];
+    Lanes<W, kLanes> out;
     switch (in.op) {
-      case ExprOp::kIndex: {
-        const ExprIndex& x = p.indices[in.aux];
-        const int64_t position = x.offset + OffsetOf(x.strides, p.rank, index);
-        W value;
-        if (ClassOf<W>(in.dtype) == Class::kInteger) {
-          value = Wrap(in.dtype, static_cast<W>(position));
-        } else if (ClassOf<W>(in.dtype) == Class::kFloat) {
-          value = FromFloat<W>(RoundTo(in.dtype, static_cast<float>(position)));
-        } else {
-          value = static_cast<W>(__double_as_longlong(static_cast<double>(position)));
-        }
-        r.value[in.dst] = value;
+      case ExprOp::kIndex:
+        space.Offsets(p.indices[in.aux].strides, offset);
+        out = IndexValue<W>(in.dtype, p.indices[in.aux].offset, offset);
         break;
-      }
       case ExprOp::kConst:
-        r.value[in.dst] = static_cast<W>(p.imms[in.aux]);
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) out.lane[j] = static_cast<W>(p.imms[in.aux]);
         break;
       case ExprOp::kStore:
-        if (store) {
-          const int64_t offset = OffsetOf(p.out_strides[in.aux], p.rank, index);
-          StoreBits(p.outs[in.aux] + offset, DeviceSizeOf(in.dtype), ToMemory(in.dtype, a));
+        space.Offsets(p.out_strides[in.aux], offset);
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) {
+          if (!space.Active(j)) continue;
+          StoreBits(p.outs[in.aux] + offset[j], DeviceSizeOf(in.dtype),
+                    ToMemory(in.dtype, a.lane[j]));
+        }
+        continue;
+      case ExprOp::kConvert:
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) {
+          out.lane[j] = Convert(static_cast<DType>(in.aux), in.dtype, a.lane[j]);
         }
         break;
-      case ExprOp::kConvert:
-        r.value[in.dst] = Convert(static_cast<DType>(in.aux), in.dtype, a);
+      case ExprOp::kSelect: {
+        const Lanes<W, kLanes> c = r.value[in.c];
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) out.lane[j] = a.lane[j] != 0 ? c.lane[j] : b.lane[j];
         break;
-      case ExprOp::kSelect:
-        r.value[in.dst] = a != 0 ? r.value[in.c] : b;
+      }
+      case kGeneralOp: {
+        const Lanes<W, kLanes> c = r.value[in.c];
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) {
+          out.lane[j] = GeneralValue(p.ops[at], in.dtype, static_cast<int16_t>(in.aux), a.lane[j],
+                                     b.lane[j], c.lane[j]);
+        }
         break;
-      case ExprOp::kClamp:
-        r.value[in.dst] = ValueOf(in, a, b, r.value[in.c]);
+      }
+      case ExprOp::kEq:
+        out = Test(a, b, [](float x, float y) { return x == y; });
+        break;
+      case ExprOp::kNe:
+        out = Test(a, b, [](float x, float y) { return x != y; });
+        break;
+      case ExprOp::kLt:
+        out = Test(a, b, [](float x, float y) { return x < y; });
+        break;
+      case ExprOp::kLe:
+        out = Test(a, b, [](float x, float y) { return x <= y; });
+        break;
+      case ExprOp::kGt:
+        out = Test(a, b, [](float x, float y) { return x > y; });
+        break;
+      case ExprOp::kGe:
+        out = Test(a, b, [](float x, float y) { return x >= y; });
+        break;
+      case ExprOp::kIsFinite:
+        out = Test(a, b, [](float x, float) { return isfinite(x); });
         break;
       default:
         if constexpr (kRow) {
-          if (IsArgReduce(in.op)) {
-            W& best = extrema->value[in.dst - kExprNumElementRegs];
-            W& where = r.value[in.dst];
-            if (static_cast<uint32_t>(where) == kNoIndex || TakesOver(in, a, best)) {
-              best = a;
-              where = index[p.rank - 1];
-            }
-            break;
-          }
-          if (IsReduce(in.op)) {
-            r.value[in.dst] = Step(in, r.value[in.dst], a);
-            break;
+          const bool general = in.op == kGeneralReduceOp || in.op == kGeneralArgReduceOp;
+          if (general || (IsReduce(in.op) && in.op < kRoundOp)) {
+            Accumulate(in, general ? p.ops[at] : in.op, a, space, r, extrema);
+            continue;
           }
         }
-        r.value[in.dst] = ValueOf(in, a, b, W(0));
+        out = Rounded(in.dtype, FloatLanes(in, a, b, r));
     }
+    r.value[in.dst] = out;
   }
 }
 

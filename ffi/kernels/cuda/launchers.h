@@ -10,8 +10,8 @@ namespace jaxgraph {
 using Launches = std::vector<Launch>;
 
 Status EmitExpr(const ResolvedNode& node, Launches* launches);
-Status EmitRow(const ResolvedNode& node, Launches* launches);
 // `clusters`: blocks may share their memory (compute capability 9.0).
+Status EmitRow(const ResolvedNode& node, bool clusters, Launches* launches);
 Status EmitMatmul(const ResolvedNode& node, bool clusters, Launches* launches);
 Status EmitGather(const ResolvedNode& node, Launches* launches);
 Status EmitSetRows(const ResolvedNode& node, Launches* launches);

@@ -27,8 +27,11 @@ struct PanelsParams {
 
 __host__ __device__ constexpr int UnrollOf(int rows) { return rows <= 4 ? 4 : 2; }
 
+// Blocks that must fit on a multiprocessor at once: a bound on registers.
+__host__ __device__ constexpr int BlocksOf(int rows) { return rows <= 2 ? 4 : 2; }
+
 template <typename T, int kRows>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, BlocksOf(kRows))
     PanelsKernel(const __grid_constant__ PanelsParams pp) {
   constexpr int kVector = 16 / T::kSize, kPanel = kLanesAcross * kVector;
   constexpr int kUnroll = UnrollOf(kRows);
@@ -145,8 +148,8 @@ const KernelInfo* KernelFor(int rows) {
                      : &kPanels<T, 8>;
 }
 
-// Enough blocks for two on each of Hopper's 132 multiprocessors. A constant: equal nodes must give
-// equal launches whatever device they were emitted for.
+// Two for each of Hopper's 132 multiprocessors. A constant, not asked of the device: equal nodes
+// must give equal launches.
 constexpr int64_t kWantedBlocks = 264;
 
 }  // namespace
