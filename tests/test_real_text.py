@@ -129,20 +129,23 @@ def test_text_goes_on_after_the_cache_moved(model: Model, reference, step) -> No
     step.clear()
     token, position, cache = model.prefilled(PROMPTS[0])
     tokens = [token.item()]
+    updates = []  # how many nodes and executables each step had to change
     while len(tokens) < TOKENS:
         if len(tokens) == TOKENS // 2:
-            before = step.stats()
             # The old cache lives until the new one exists, so that every address differs.
             cache = jax.tree.map(jnp.copy, cache)
+        before = step.stats()
         token, position, cache = step(model.params, cache, token, position)
+        after = step.stats()
+        updates.append(after.patches - before.patches + after.exec_updates - before.exec_updates)
         tokens.append(token.item())
     assert_same_text(tokens, reference(PROMPTS[0]))
 
-    stats = step.stats()
-    assert before.exec_updates == 0
-    assert stats.exec_updates > 0
-    assert stats.eager + stats.captures + stats.replays == TOKENS - 1
-    assert stats.replays > TOKENS - 10
+    # Whatever addresses the executables had was updated in them, once; nothing was made anew.
+    moved = updates.pop(TOKENS // 2 - 1)
+    assert moved > max(updates)
+    assert (after.eager, after.captures, after.replays) == (1, 1, TOKENS - 3)
+    assert after.live_execs == after.instantiations
 
 
 def test_the_text_makes_sense(model: Model, reference) -> None:

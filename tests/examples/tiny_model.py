@@ -21,8 +21,11 @@ TINY = Config(
 Tamper = Callable[[gguf.GGUFWriter], None]
 
 
-def tensors_of(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random tensors under the names and in the layout of a GGUF file."""
+def tensors_of(config: Config, seed: int = 1) -> dict[str, np.ndarray]:
+    """Random tensors under the names and in the layout of a GGUF file.
+
+    With the default seed a text goes on for a while before it ends itself.
+    """
     random = np.random.default_rng(seed)
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
