@@ -12,8 +12,8 @@ try:
 except ImportError as error:
     raise ImportError(
         f"jaxgraph's native module could not be loaded ({error}). If Python was started in the "
-        "source folder, it finds that instead of the installed package: start it elsewhere. Else install "
-        "the package: `pip install .` in the source folder"
+        "source folder, it finds that instead of the installed package: start it elsewhere. Else "
+        "install the package: `pip install .` in the source folder"
     ) from error
 
 TARGET = "jaxgraph_execute"
