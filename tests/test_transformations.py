@@ -200,6 +200,24 @@ def test_shard_map_runs_natively_on_each_device():
     """)
 
 
+def test_operands_replicated_over_the_mesh_inside_shard_map():
+    run_on_two_devices("""
+        def scaled(x, w):
+            y = jnp.tanh(x * 2 + 1) * w
+            return jnp.sort(y) + w, y
+
+        step = jaxgraph.wrap(scaled, options=jaxgraph.Options(strict=True))
+        x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))
+        specs = dict(mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+        mapped, plain = (jax.jit(jax.shard_map(f, **specs)) for f in (step, scaled))
+        for _ in range(3):
+            got, expected = mapped(x, jnp.arange(4.0)), plain(x, jnp.arange(4.0))
+            for a, b in zip(got, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5)
+        assert step.stats().replays == 2, step.stats()
+    """)
+
+
 def test_collectives_inside_shard_map():
     run_on_two_devices("""
         step = jaxgraph.wrap(

@@ -64,7 +64,7 @@ _BINARY = {
     "shift_right_arithmetic": "shr_arithmetic",
 }
 _COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
-_IDENTITY = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barrier", "name"})
+_IDENTITY = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "pvary"})
 _OTHER = frozenset(
     {"is_finite", "integer_pow", "square", "round", "select_n", "clamp", "convert_element_type"}
 )

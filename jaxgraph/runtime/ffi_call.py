@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -32,10 +32,41 @@ def native_call(split: NativeSplit, operands: Sequence[jax.Array]) -> list[jax.A
 
     The program travels as bytes: an executable outlives the process, a handle would not.
     """
+    operands, kind = _alike_in_shard_map(operands)
     call = jax.ffi.ffi_call(
         native.TARGET,
-        list(split.result_avals),
+        [jax.ShapeDtypeStruct(r.shape, r.dtype, **kind) for r in split.result_avals],
         vmap_method="sequential",
         input_output_aliases=dict(split.aliases),
     )
     return list(call(*operands, program=np.frombuffer(split.program, dtype=np.uint8)))
+
+
+# JAX 0.9 says in `vma` which manual mesh axes an array varies over, later ones elsewhere.
+_MANUAL = "manual_axis_type" if hasattr(jax.core.ShapedArray, "manual_axis_type") else "vma"
+
+
+def _varying(x: jax.Array) -> frozenset[Any]:
+    """The axes of an enclosing shard_map over which a value differs from device to device."""
+    kind = getattr(jax.typeof(x), _MANUAL)
+    return getattr(kind, "varying", kind)
+
+
+def _alike_in_shard_map(operands: Sequence[jax.Array]) -> tuple[list[jax.Array], dict[str, Any]]:
+    """Inside shard_map, makes all operands vary over the same axes, as JAX asks of a call.
+
+    Returns:
+      The operands, and what the results' types must say of it.
+    """
+    axes = frozenset().union(*map(_varying, operands))
+    if not axes:
+        return list(operands), {}
+
+    def varied(x: jax.Array) -> jax.Array:
+        missing = tuple(axes - _varying(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    operands = [varied(x) for x in operands]
+    first = jax.typeof(operands[0])
+    sharding = jax.sharding.NamedSharding(first.sharding.mesh, jax.sharding.PartitionSpec())
+    return operands, {_MANUAL: getattr(first, _MANUAL), "sharding": sharding}
