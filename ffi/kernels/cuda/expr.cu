@@ -52,7 +52,9 @@ struct ElementSpace {
 };
 
 template <typename W, int kLanes>
-__global__ void __launch_bounds__(kThreads) ExprKernel(const __grid_constant__ ExprParams p) {
+__global__ void __launch_bounds__(kThreads) ExprKernel(const __grid_constant__ ExprParams params) {
+  __shared__ uint4 shared[sizeof(ExprParams) / sizeof(uint4)];
+  const ExprParams& p = ToShared(params, shared);
   Registers<W, kLanes> registers;
   const uint32_t step = gridDim.x * kThreads * kLanes;
   for (uint32_t i = blockIdx.x * kThreads * kLanes + threadIdx.x; i < p.count; i += step) {

@@ -20,7 +20,7 @@ constexpr ExprOp kGeneralArgReduceOp = static_cast<ExprOp>(203);  // ... and arg
 
 // A LOAD's `c` says how many LOADs in a row start here, so that the kernel can have several in
 // flight. Every register number is in range, used or not.
-struct ExprParams {
+struct alignas(16) ExprParams {
   uint32_t count = 0;  // EXPR: elements; ROW: length of a row
   uint8_t rank = 0;    // >= 1. ROW: the last dimension is the row's own
   uint8_t num_stages = 0;
@@ -30,7 +30,7 @@ struct ExprParams {
   ExprStage stages[kExprMaxStages] = {};
   ExprInstr instrs[kExprMaxInstrs] = {};
   ExprOp ops[kExprMaxInstrs] = {};  // as they were in the program
-  uint32_t reserved = 0;
+  uint32_t reserved[3] = {};
   const char* srcs[kExprMaxSrcs] = {};
   char* outs[kExprMaxOuts] = {};
   int64_t src_strides[kExprMaxSrcs][kExprMaxRank] = {};  // bytes

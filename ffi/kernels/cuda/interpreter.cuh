@@ -1,10 +1,11 @@
 // The interpreter that the kernels of EXPR and ROW share.
 //
 // Decode steps launch hundreds of these on a few thousand elements, so what counts is the latency
-// of one thread's walk through the program: instructions come from the parameters' constant bank,
-// one dispatch each; a thread takes several elements at once (its lanes), so that a dispatch is
-// paid once for all of them; registers live in local memory (indexed at run time; they stay in the
-// first-level cache); and LOADs that stand in a row are issued together.
+// of one thread's walk through the program. The program is fetched into shared memory at once: the
+// parameters' constant bank would miss its cache again and again, line by line. A thread takes
+// several elements at once (its lanes), so that a dispatch is paid once for all of them; registers
+// live in local memory (indexed at run time; they stay in the first-level cache); and LOADs that
+// stand in a row are issued together.
 #pragma once
 
 #include "ffi/kernels/cuda/expr_math.cuh"
@@ -14,6 +15,20 @@ namespace jaxgraph {
 
 constexpr int kNumRegs = kExprNumElementRegs + kExprNumScalarRegs;
 constexpr int kLoadsInFlight = 4;
+
+// Copies a kernel's parameters to shared memory, as all threads of the block together.
+template <typename P>
+__device__ __forceinline__ const P& ToShared(const P& params, uint4* shared) {
+  static_assert(sizeof(P) % sizeof(uint4) == 0);
+  const uint4* from = reinterpret_cast<const uint4*>(&params);
+  // As plain memory: through the constant bank, differing addresses would be read one by one.
+  asm volatile("" : "+l"(from));
+  for (uint32_t i = threadIdx.x; i < sizeof(P) / sizeof(uint4); i += blockDim.x) {
+    shared[i] = from[i];
+  }
+  __syncthreads();
+  return *reinterpret_cast<const P*>(shared);
+}
 
 // A register: the bits of a float, a double, an integer or a bool. 32 bits suffice for programs
 // without 64-bit dtypes.
@@ -240,18 +255,27 @@ __device__ __forceinline__ Lanes<W, kLanes> Test(const Lanes<W, kLanes>& a,
 template <typename W, int kLanes>
 __device__ __forceinline__ Lanes<W, kLanes> Rounded(DType t, const Lanes<W, kLanes>& v) {
   Lanes<W, kLanes> out = v;
-  if (t == DType::kBF16) {
+  if (t == DType::kF32) return out;
 #pragma unroll
-    for (int j = 0; j < kLanes; ++j) {
-      out.lane[j] = static_cast<W>(FloatToBF16(AsFloat(v.lane[j]))) << 16;
-    }
-  } else if (t == DType::kF16) {
-#pragma unroll
-    for (int j = 0; j < kLanes; ++j) {
-      out.lane[j] = FromFloat<W>(F16ToFloat(FloatToF16(AsFloat(v.lane[j]))));
-    }
+  for (int j = 0; j < kLanes; ++j) {
+    const float f = AsFloat(v.lane[j]);
+    out.lane[j] =
+        FromFloat<W>(t == DType::kBF16 ? BF16ToFloat(FloatToBF16(f)) : F16ToFloat(FloatToF16(f)));
   }
   return out;
+}
+
+// The ops that most instructions are, without branches.
+__device__ __forceinline__ bool IsCommon(ExprOp op) {
+  return op == kRoundOp || (op >= ExprOp::kAdd && op <= ExprOp::kMul);
+}
+template <typename W, int kLanes>
+__device__ __forceinline__ Lanes<W, kLanes> CommonLanes(ExprOp op, const Lanes<W, kLanes>& a,
+                                                        const Lanes<W, kLanes>& b) {
+  return Map(a, b, [op](float x, float y) {
+    const float sum = x + (op == ExprOp::kSub ? -y : y);
+    return op == ExprOp::kMul ? x * y : op == kRoundOp ? x : sum;
+  });
 }
 
 template <typename W, int kLanes>
@@ -272,21 +296,13 @@ __device__ __forceinline__ Lanes<W, kLanes> IndexValue(DType t, int64_t start,
   return out;
 }
 
-// The ops on floats of up to 32 bits, before rounding.
+// The other ops on floats of up to 32 bits, before rounding.
 template <typename W, int kLanes>
 __device__ __forceinline__ Lanes<W, kLanes> FloatLanes(const ExprInstr& in,
                                                        const Lanes<W, kLanes>& a,
                                                        const Lanes<W, kLanes>& b,
                                                        const Registers<W, kLanes>& r) {
   switch (in.op) {
-    case kRoundOp:
-      return a;
-    case ExprOp::kAdd:
-      return Map(a, b, [](float x, float y) { return x + y; });
-    case ExprOp::kSub:
-      return Map(a, b, [](float x, float y) { return x - y; });
-    case ExprOp::kMul:
-      return Map(a, b, [](float x, float y) { return x * y; });
     case ExprOp::kDiv:
       return Map(a, b, [](float x, float y) { return x / y; });
     case ExprOp::kMax:
@@ -341,10 +357,16 @@ __device__ __forceinline__ void Accumulate(ExprInstr in, ExprOp op, const Lanes<
 template <typename W, int kLanes, bool kRow, typename Space>
 __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, const Space& space,
                                     Registers<W, kLanes>& r, Extrema<W, kLanes>* extrema) {
+  // The next instruction and its operands are fetched while this one runs; should it read what this
+  // one makes, it gets that from here.
   ExprInstr next = p.instrs[begin];
+  Lanes<W, kLanes> next_a = r.value[next.a], next_b = r.value[next.b];
   for (int at = begin; at < end; ++at) {
     const ExprInstr in = next;
-    next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];  // fetched while this one runs
+    const Lanes<W, kLanes> a = next_a, b = next_b;
+    next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];
+    next_a = r.value[next.a];
+    next_b = r.value[next.b];
     int64_t offset[kLanes];
     if (in.op == ExprOp::kLoad) {
       const int run = min(static_cast<int>(in.c), kLoadsInFlight);
@@ -371,10 +393,18 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
       }
       at += run - 1;
       next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];
+      next_a = r.value[next.a];
+      next_b = r.value[next.b];
       continue;
     }
-    const Lanes<W, kLanes> a = r.value[in.a], b = r.value[in.b];
     Lanes<W, kLanes> out;
+    if (IsCommon(in.op)) {
+      out = Rounded(in.dtype, CommonLanes(in.op, a, b));
+      r.value[in.dst] = out;
+      if (next.a == in.dst) next_a = out;
+      if (next.b == in.dst) next_b = out;
+      continue;
+    }
     switch (in.op) {
       case ExprOp::kIndex:
         space.Offsets(p.indices[in.aux].strides, offset);
@@ -397,6 +427,16 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
 #pragma unroll
         for (int j = 0; j < kLanes; ++j) {
           out.lane[j] = Convert(static_cast<DType>(in.aux), in.dtype, a.lane[j]);
+        }
+        break;
+      case ExprOp::kReduceSum:
+      case ExprOp::kReduceMax:
+        out = r.value[in.dst];
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) {
+          if (!space.Active(j)) continue;
+          const float x = AsFloat(out.lane[j]), y = AsFloat(a.lane[j]);
+          out.lane[j] = FromFloat<W>(in.op == ExprOp::kReduceSum ? x + y : MaxOf(x, y));
         }
         break;
       case ExprOp::kSelect: {
@@ -446,6 +486,8 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
         out = Rounded(in.dtype, FloatLanes(in, a, b, r));
     }
     r.value[in.dst] = out;
+    if (next.a == in.dst) next_a = out;
+    if (next.b == in.dst) next_b = out;
   }
 }
 

@@ -21,10 +21,10 @@ constexpr uint32_t kMaxCluster = 8;
 template <typename W>
 constexpr int kLanesOf = sizeof(W) == 8 ? 2 : 4;
 
-struct RowParams {
+struct alignas(16) RowParams {
   ExprParams expr;
   uint32_t splits;  // blocks that share a row
-  uint32_t reserved;
+  uint32_t reserved[3];
 };
 
 // kLanes elements of one row, `apart` from each other; or its scalar section.
@@ -79,50 +79,97 @@ __device__ __forceinline__ Candidate<W> Combine(const ExprInstr& in, const Candi
   return takes_b ? b : a;
 }
 
+__device__ __forceinline__ float FromLane(float mine, int mask) {
+  return __shfl_xor_sync(kAllLanes, mine, mask);
+}
 template <typename W>
-__device__ __forceinline__ Candidate<W> AcrossWarp(const ExprInstr& in, Candidate<W> mine) {
+__device__ __forceinline__ Candidate<W> FromLane(const Candidate<W>& mine, int mask) {
+  return {__shfl_xor_sync(kAllLanes, mine.value, mask),
+          __shfl_xor_sync(kAllLanes, mine.where, mask)};
+}
+
+template <typename T, typename F>
+__device__ __forceinline__ T AcrossWarp(T mine, F combine) {
 #pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) {
-    const Candidate<W> other = {__shfl_xor_sync(kAllLanes, mine.value, o),
-                                __shfl_xor_sync(kAllLanes, mine.where, o)};
-    mine = Combine(in, mine, other);
-  }
+  for (int o = kWarp / 2; o > 0; o /= 2) mine = combine(mine, FromLane(mine, o));
   return mine;
 }
 
-// Combines the candidates of all threads of the row; every thread gets the result.
-template <typename W>
-__device__ __forceinline__ Candidate<W> AcrossRow(const ExprInstr& in, Candidate<W> mine,
-                                                  uint32_t splits, Candidate<W>* by_warp,
-                                                  Candidate<W>* by_block) {
+template <typename T>
+struct Scratch {
+  T by_warp[kMaxThreads / kWarp];
+  T by_block;
+};
+
+// Combines what all threads of the row have; every thread gets the result.
+template <typename T, typename F>
+__device__ __forceinline__ T AcrossRow(T mine, T nothing, uint32_t splits, Scratch<T>* scratch,
+                                       F combine) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int warps = blockDim.x / kWarp;
-  const Candidate<W> nothing = {Identity<W>(in), kNoIndex};
-  mine = AcrossWarp(in, mine);
+  mine = AcrossWarp(mine, combine);
   if (warps > 1) {
-    if (lane == 0) by_warp[warp] = mine;
+    if (lane == 0) scratch->by_warp[warp] = mine;
     __syncthreads();
-    mine = AcrossWarp(in, lane < warps ? by_warp[lane] : nothing);
+    mine = AcrossWarp(lane < warps ? scratch->by_warp[lane] : nothing, combine);
     __syncthreads();  // by_warp is free again
   }
 #if __CUDA_ARCH__ >= 900
   if (splits > 1) {
     const auto cluster = cooperative_groups::this_cluster();
-    if (threadIdx.x == 0) *by_block = mine;
+    if (threadIdx.x == 0) scratch->by_block = mine;
     cluster.sync();
     const bool there = lane < static_cast<int>(splits);
-    mine = AcrossWarp(in, there ? *cluster.map_shared_rank(by_block, lane) : nothing);
+    mine =
+        AcrossWarp(there ? *cluster.map_shared_rank(&scratch->by_block, lane) : nothing, combine);
     cluster.sync();  // by_block is free again
   }
 #endif
   return mine;
 }
 
+// The sums and maxima of norms and softmax: the same as below, without its generality.
+template <typename W, int kLanes>
+__device__ __forceinline__ float ReduceFloats(const Lanes<W, kLanes>& lanes, bool max,
+                                              uint32_t splits, Scratch<float>* scratch) {
+  const auto reduce = [&](float nothing, auto combine) {
+    float mine = AsFloat(lanes.lane[0]);
+#pragma unroll
+    for (int j = 1; j < kLanes; ++j) mine = combine(mine, AsFloat(lanes.lane[j]));
+    return AcrossRow(mine, nothing, splits, scratch, combine);
+  };
+  return max ? reduce(-INFINITY, [](float a, float b) { return MaxOf(a, b); })
+             : reduce(0.0f, [](float a, float b) { return a + b; });
+}
+
+template <typename W, int kLanes>
+__device__ __noinline__ W Reduce(const ExprInstr& in, const Lanes<W, kLanes>& lanes,
+                                 const Lanes<W, kLanes>& extrema, uint32_t splits,
+                                 Scratch<Candidate<W>>* scratch) {
+  const bool arg = IsArgReduce(in.op);
+  const auto combine = [&in](const Candidate<W>& a, const Candidate<W>& b) {
+    return Combine(in, a, b);
+  };
+  Candidate<W> mine;
+#pragma unroll
+  for (int j = 0; j < kLanes; ++j) {
+    const Candidate<W> other =
+        arg ? Candidate<W>{extrema.lane[j], static_cast<uint32_t>(lanes.lane[j])}
+            : Candidate<W>{lanes.lane[j], 0};
+    mine = j == 0 ? other : combine(mine, other);
+  }
+  mine = AcrossRow(mine, {Identity<W>(in), kNoIndex}, splits, scratch, combine);
+  return arg ? Wrap(static_cast<DType>(in.aux), static_cast<W>(mine.where)) : mine.value;
+}
+
 template <typename W>
-__global__ void __launch_bounds__(kMaxThreads, 1) RowKernel(const __grid_constant__ RowParams rp) {
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    RowKernel(const __grid_constant__ RowParams params) {
+  __shared__ uint4 shared[sizeof(RowParams) / sizeof(uint4)];
+  const RowParams& rp = ToShared(params, shared);
   constexpr int kLanes = kLanesOf<W>;
-  __shared__ Candidate<W> by_warp[kMaxThreads / kWarp];
-  __shared__ Candidate<W> by_block;
+  __shared__ Scratch<Candidate<W>> scratch;
+  __shared__ Scratch<float> float_scratch;
   const ExprParams& p = rp.expr;
   Registers<W, kLanes> registers;
   Extrema<W, kLanes> extrema;
@@ -169,32 +216,27 @@ __global__ void __launch_bounds__(kMaxThreads, 1) RowKernel(const __grid_constan
     }
     for (int i = 0; i < num_reductions; ++i) {
       ExprInstr in = p.instrs[reductions[i]];
-      in.op = p.ops[reductions[i]];
-      const bool arg = IsArgReduce(in.op);
-      Candidate<W> mine;
-#pragma unroll
-      for (int j = 0; j < kLanes; ++j) {
-        const W value = registers.value[in.dst].lane[j];
-        Candidate<W> other = {value, 0};
-        if (arg) {
-          other = {extrema.value[in.dst - kExprNumElementRegs].lane[j],
-                   static_cast<uint32_t>(value)};
+      Lanes<W, kLanes>& lanes = registers.value[in.dst];
+      W result;
+      // These two numbers mean floats of up to 32 bits: see Specialized.
+      if (in.op == ExprOp::kReduceSum || in.op == ExprOp::kReduceMax) {
+        const bool max = in.op == ExprOp::kReduceMax;
+        result =
+            FromFloat<W>(RoundTo(in.dtype, ReduceFloats(lanes, max, rp.splits, &float_scratch)));
+      } else {
+        in.op = p.ops[reductions[i]];
+        const int slot = in.dst - kExprNumElementRegs;
+        result = Reduce(in, lanes, extrema.value[slot], rp.splits, &scratch);
+        if (ClassOf<W>(in.dtype) == Class::kFloat && !IsArgReduce(in.op)) {
+          result = FromFloat<W>(RoundTo(in.dtype, AsFloat(result)));
         }
-        mine = j == 0 ? other : Combine(in, mine, other);
-      }
-      mine = AcrossRow(in, mine, rp.splits, by_warp, &by_block);
-      W result = mine.value;
-      if (arg) {
-        result = Wrap(static_cast<DType>(in.aux), static_cast<W>(mine.where));
-      } else if (ClassOf<W>(in.dtype) == Class::kFloat) {
-        result = FromFloat<W>(RoundTo(in.dtype, AsFloat(result)));
       }
 #pragma unroll
-      for (int j = 0; j < kLanes; ++j) registers.value[in.dst].lane[j] = result;
+      for (int j = 0; j < kLanes; ++j) lanes.lane[j] = result;
     }
     reductions += num_reductions;
     // A source may be the output itself: what one section wrote, the next may read.
-    SyncRow(rp.splits);
+    if (begin < end) SyncRow(rp.splits);
   }
 }
 
