@@ -78,9 +78,11 @@ class Fit:
 class Cluster:
     """Builds the kernel of one or several sinks; see ``build``."""
 
-    def __init__(self, storages: Storages, sinks: Sequence[Sink]):
+    def __init__(self, storages: Storages, sinks: Sequence[Sink], inner: bool = False):
+        """``inner``: an expression inside another kernel, elementwise over the sink's full shape."""
         self.storages = storages
         self.sinks = tuple(sinks)
+        self.inner = inner
         self.inside = {s.value.id for s in sinks if s.value.id == s.storage.id}
         self.vals: dict[tuple, Val] = {}
         self.loads: dict[tuple, tuple[int, Tensor, np.dtype, Layout]] = {}
@@ -125,7 +127,7 @@ class Cluster:
 
     def choose_space(self, reductions: Sequence[Node]) -> None:
         shapes = {squeezed(s.value.shape) for s in self.sinks}
-        for node in reductions:
+        for node in () if self.inner else reductions:
             full = squeezed(node.inputs[0].shape)
             if shapes <= {full, full[:-1]}:
                 self.space, self.is_row = full, True
@@ -168,7 +170,8 @@ class Cluster:
         if tensor.is_view:
             if tensor.node.kind == "bitcast":
                 base = _base(tensor)
-                if base.is_virtual and base.id not in self.storages.stored:
+                in_memory = base.id in self.storages.stored and base.id not in self.inside
+                if base.is_virtual and not in_memory:  # only memory can be read in another type
                     raise Misfit({base.id})
             return self.value(tensor.node.inputs[0], (*path, tensor.node), per_row, dtype)
         if not tensor.is_virtual:
@@ -304,7 +307,10 @@ class Cluster:
         indices = list(self.indices)
         walks = [o.strides for _, _, _, o in loads] + [p.strides for p in placed]
         walks += [i.strides for i in indices]
-        shape, walks = ly.collapse(self.space, walks, keep_last=self.is_row)
+        if self.inner:
+            shape, walks = _expanded(self.sinks[0].value.shape, walks)
+        else:
+            shape, walks = ly.collapse(self.space, walks, keep_last=self.is_row)
         n, m = len(loads), len(placed)
         indices = [Index(i.offset, w) for i, w in zip(indices, walks[n + m :], strict=True)]
         try:
@@ -338,6 +344,15 @@ class Cluster:
                 if abs(size - total // 2) < distance:
                     best, distance = val.tensor_id, abs(size - total // 2)
         return {best} if best >= 0 else set()
+
+
+def _expanded(shape: tuple[int, ...], walks: list[tuple[int, ...]]):
+    """The space with its dimensions of size one put back."""
+    full = []
+    for walk in walks:
+        strides = iter(walk)
+        full.append(tuple(next(strides) if n != 1 else 0 for n in shape))
+    return shape, full
 
 
 def squeezed(shape: Sequence[int]) -> tuple[int, ...]:

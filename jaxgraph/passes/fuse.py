@@ -30,11 +30,13 @@ class FusedGraph:
     Attributes:
       graph: the graph.
       clusters: fused kernels, in no particular order.
+      inner: for each attention node, by output id, the expression of its scores.
       layout_of: for a tensor that is stored or a view of one: (stored tensor, its layout in it).
     """
 
     graph: Graph
     clusters: list[Fit]
+    inner: dict[int, Fit]
     layout_of: Callable[[Tensor], tuple[Tensor, Layout]]
 
 
@@ -55,6 +57,7 @@ class _Fuser:
         self.consumers = graph.consumers()
         self.stored: set[int] = set()
         self.own_layouts: dict[int, Layout] = {}
+        self.inner: dict[int, Fit] = {}
         for node in self.nodes:
             if not node.out.is_view and not node.out.is_virtual:
                 self.stored.add(node.out.id)
@@ -69,6 +72,12 @@ class _Fuser:
                     fits.append(Cluster(self, (sink,)).build())
                 except Misfit as misfit:
                     misfits |= misfit.tensors
+            for node in self.nodes:
+                if node.kind == "attention":
+                    try:
+                        self.inner[node.out.id] = self.scores_of(node)
+                    except Misfit as misfit:
+                        misfits |= misfit.tensors
             if not misfits:
                 break
             if misfits <= self.stored:
@@ -76,7 +85,19 @@ class _Fuser:
             self.stored |= misfits
         if merge:
             fits = self.drop_unread(_Merger(self, fits).run())
-        return FusedGraph(self.graph, fits, self.layout)
+        return FusedGraph(self.graph, fits, self.inner, self.layout)
+
+    def scores_of(self, attention: Node) -> Fit:
+        """The expression from a raw score to what the softmax is taken of."""
+        masked = attention.inputs[3]
+        sink = Sink(masked, attention.out, contiguous(masked.shape))
+        return Cluster(self, (sink,), inner=True).build()
+
+    def operands(self, node: Node) -> Sequence[Tensor]:
+        """What a node that is no cluster reads from memory."""
+        if node.kind == "attention":
+            return (*node.inputs[:3], *self.inner[node.out.id].reads)
+        return () if node.kind in ("concat", "scores") else node.inputs
 
     def drop_unread(self, fits: list[Fit]) -> list[Fit]:
         """Un-stores what only its own kernel needed, now that its readers have joined it."""
@@ -84,15 +105,19 @@ class _Fuser:
         read |= {self.layout(t)[0].id for t in self.graph.outputs}
         for node in self.nodes:
             if node.out.id in self.stored and not (node.out.is_virtual or node.out.is_view):
-                read |= {self.layout(t)[0].id for t in node.inputs if node.kind != "concat"}
+                read |= {self.layout(t)[0].id for t in self.operands(node)}
         kept = []
         for fit in fits:
             sinks = tuple(s for s in fit.sinks if s.storage.id in read)
             if not sinks:
                 continue
             if len(sinks) < len(fit.sinks):
-                self.stored -= {s.storage.id for s in fit.sinks} - {s.storage.id for s in sinks}
-                fit = Cluster(self, sinks).build()
+                unread = {s.storage.id for s in fit.sinks} - {s.storage.id for s in sinks}
+                self.stored -= unread
+                try:
+                    fit = Cluster(self, sinks).build()
+                except Misfit:  # the kernel itself needs the store, to read it in another type, say
+                    self.stored |= unread
             kept.append(fit)
         return kept
 
@@ -100,7 +125,7 @@ class _Fuser:
         """Stores what kernels of other kinds, and whoever reads the outputs, need in memory."""
         for node in self.nodes:
             if not (node.out.is_view or node.out.is_virtual or node.kind == "concat"):
-                for tensor in node.inputs:
+                for tensor in node.inputs[:3] if node.kind == "attention" else node.inputs:
                     self.need_storage(tensor)
         for tensor in self.graph.outputs:
             self.need_storage(tensor)
@@ -152,6 +177,8 @@ class _Fuser:
             out = node.out
             here: set[object] = set()
             for reader in self.consumers.get(out.id, ()):
+                if reader.kind == "attention" and out is reader.inputs[3]:
+                    here.add(reader.out.id)
                 if reader.kind == "concat":
                     here |= {(reader.out.id, i) for i, t in enumerate(reader.inputs) if t is out}
                 elif reader.out.id in self.stored and (reader.out.is_virtual or reader.out.is_view):
@@ -258,7 +285,9 @@ class _Merger:
         others = [
             n
             for n in self.fuser.nodes
-            if n.kind not in ("input", "concat") and not n.out.is_view and not n.out.is_virtual
+            if n.kind not in ("input", "concat", "scores")
+            and not n.out.is_view
+            and not n.out.is_virtual
         ]
         reads: dict[int, set[int]] = {}
         for i, node in enumerate(others, start=len(self.fits)):
@@ -266,7 +295,7 @@ class _Merger:
         for i, fit in self.fits.items():
             reads[i] = {w for t in fit.reads for w in writers.get(t.id, ())} - {i}
         for i, node in enumerate(others, start=len(self.fits)):
-            bases = [self.fuser.layout(t)[0] for t in node.inputs]
+            bases = [self.fuser.layout(t)[0] for t in self.fuser.operands(node)]
             reads[i] = {w for t in bases for w in writers.get(t.id, ())}
         self.writers = writers
         self.readers: dict[int, set[int]] = {}
