@@ -38,7 +38,8 @@ $(VENV)/.installed: $(SOURCES) scripts/make_venv.sh
 	touch $@
 
 # The tools' versions stand in pyproject.toml: another version formats in another way.
-$(VENV)/.lint: pyproject.toml | install
+$(VENV)/.lint: pyproject.toml
+	[ -x $(VENV)/bin/python ] || $${PYTHON:-python3} -m venv $(VENV)
 	$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])" | xargs $(VENV)/bin/python -m pip install -q
 	touch $@
 

@@ -217,8 +217,11 @@ def test_closed_over_arrays_are_operands_once_each():
     assert len(calls) == 2, "traced once to find the arrays, once with them"
     program = step.explain().splits[0].native.program
     bases = jaxgraph.runtime.native.describe_program(program)["bases"]
-    labels = [b["label"] for b in bases if b["kind"] == "operand"]
-    assert sorted(labels) == ["closed-over array 0", "closed-over array 1", "x"]
+    labels = sorted(b["label"] for b in bases if b["kind"] == "operand")
+    assert len(labels) == 3
+    assert labels[0].startswith("closed-over array")
+    assert labels[1].startswith("closed-over array")
+    assert labels[2] == "x"
     assert_equal(step.lower(jnp.ones(3000)).compile()(jnp.ones(3000)), big * 2 + table)
 
 
