@@ -40,7 +40,10 @@ void Ledger::Clear(uint64_t function_id) {
     const auto cleared = [&](const auto& v) {
       return function_id == 0 || v->program().function_id == function_id;
     };
-    variants.erase(std::remove_if(variants.begin(), variants.end(), cleared), variants.end());
+    const auto kept = std::remove_if(variants.begin(), variants.end(), cleared);
+    // Another function may share the key: what was seen of the cleared one must go all the same.
+    if (kept != variants.end()) it->second.history = {};
+    variants.erase(kept, variants.end());
     it = variants.empty() ? entries_.erase(it) : std::next(it);
   }
 }

@@ -17,16 +17,17 @@ constexpr int kMaxRank = 8;
 
 // Kinds of node. The numbers are part of the program format: never renumber.
 enum class Op : uint8_t {
-  kView = 0,     // srcs [x], outs [view of x]; launches nothing
-  kExpr = 1,     // fused elementwise over strided views; params: ExprProgram (expr.h)
-  kRow = 2,      // EXPR plus reductions over the last axis; params: ExprProgram (expr.h)
-  kMatmul = 3,   // outs [b0,b1,M,N] = srcs [b0,b1,M,K] x [b0,b1,K,N]; no params. f32 accumulation
-                 // for f16/bf16/f32, f64 for f64; one rounding to the output's dtype
-  kGather = 4,   // params: IndexParams; see there
-  kSetRows = 5,  // params: IndexParams; see there
-  kCopy = 6,     // outs [y] = srcs [x]; same shape and dtype, any strides
+  kView = 0,       // srcs [x], outs [view of x]; launches nothing
+  kExpr = 1,       // fused elementwise over strided views; params: ExprProgram (expr.h)
+  kRow = 2,        // EXPR plus reductions over the last axis; params: ExprProgram (expr.h)
+  kMatmul = 3,     // outs [b0,b1,M,N] = srcs [b0,b1,M,K] x [b0,b1,K,N]; no params. f32 accumulation
+                   // for f16/bf16/f32, f64 for f64; one rounding to the output's dtype
+  kGather = 4,     // params: IndexParams; see there
+  kSetRows = 5,    // params: IndexParams; see there
+  kCopy = 6,       // outs [y] = srcs [x]; same shape and dtype, any strides
+  kAttention = 7,  // params: AttentionParams, then an ExprProgram; see AttentionParams
 };
-constexpr int kNumOps = 7;
+constexpr int kNumOps = 8;
 const char* NameOf(Op op);
 
 // Where a tensor lies and how it is laid out: address = bases[base] + offset.
@@ -61,6 +62,28 @@ struct IndexParams {
   uint64_t fill = 0;    // bit pattern of the fill value in the operand's dtype (low bytes)
 };
 static_assert(sizeof(IndexParams) == 24);
+
+// Params of ATTENTION start with this (little endian, 8 bytes); the wire format of an ExprProgram
+// (expr.h) follows. A few queries against a cache:
+//   outs [o: b0, b1, g, e]
+//   srcs [q: b0, b1, g, d], [k: b0, b1, d, s], [v: b0, b1, s, e], then the program's own sources
+//   raw = q . k (sum over d); masked = program(raw); o = sum over s of softmax_s(masked) * v
+// all in f32 (f64 for f64), rounded once to o's dtype; any strides. A row whose masked scores are
+// all -inf, or hold a NaN, gives NaN, as the formula does.
+// The program is elementwise (one stage, no scalar section, rank 4 over [b0, b1, g, s]) and has one
+// output, the masked score (float). Its source number `raw_source` is the raw score, converted to
+// the dtype that its LOAD names; source i of the others is srcs[3 + i - (i > raw_source)], which
+// has the shape [b0, b1, g, s]. STORE's dtype is the masked score's.
+struct AttentionParams {
+  uint8_t raw_source = 0;
+  // If not 0xff: srcs[bound_source] (an integer tensor of shape [b0, b1, g, s] that does not move
+  // along s) bounds what can be seen: scores at s > bound are masked to weight zero whatever their
+  // value, so a kernel need not read keys and values there. Where the bound is negative it says
+  // nothing. An optimisation that a kernel may ignore: the program masks all the same.
+  uint8_t bound_source = 0xff;
+  uint8_t reserved[6] = {};
+};
+static_assert(sizeof(AttentionParams) == 8);
 
 // Node flags.
 constexpr uint32_t kFlagNotCapturable = 1u << 0;  // host work: the split that holds it runs eagerly

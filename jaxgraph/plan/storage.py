@@ -65,6 +65,11 @@ class _Planner:
             for n in self.graph.live_nodes()
             if n.kind in ("matmul", "gather", "set_rows")
         ]
+        self.units += [
+            un.of_attention(n, fused.inner[n.out.id], self.layout_of)
+            for n in self.graph.live_nodes()
+            if n.kind == "attention"
+        ]
         self.units.sort(key=lambda u: u.position)
         self.overwrites: dict[int, Unit] = {}  # version id -> the update that overwrites it
         self.before: dict[Unit, set[Unit]] = {}

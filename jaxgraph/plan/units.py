@@ -12,8 +12,8 @@ from jaxgraph.graph.layout import Layout, slice_
 from jaxgraph.passes.cluster import Fit
 
 # Op in ffi/core/program.h.
-VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY = range(7)
-OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY")
+VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY, ATTENTION = range(8)
+OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY", "ATTENTION")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,20 @@ def of_node(node: Node, layout_of) -> Unit:
     srcs[0] = narrow
     params = _index_params(attrs["mode"], attrs["dims"], 0)
     return Unit(SET_ROWS, [narrow], srcs, params, node.label, node.out.id, dest)
+
+
+def of_attention(node: Node, scores: Fit, layout_of) -> Unit:
+    """The unit of an attention node; ``scores`` is the expression from raw score to masked."""
+
+    def ref(tensor: Tensor) -> Ref:
+        base, layout = layout_of(tensor)
+        return Ref(base, tensor.dtype, layout)
+
+    leaves = [(t, d, at) for t, d, at in scores.sources if t.node.kind != "scores"]
+    raw = next(i for i, (t, _, _) in enumerate(scores.sources) if t.node.kind == "scores")
+    srcs = [ref(t) for t in node.inputs[:3]] + [Ref(*leaf) for leaf in leaves]
+    params = struct.pack("<B7x", raw) + scores.program
+    return Unit(ATTENTION, [ref(node.out)], srcs, params, node.label, node.out.id)
 
 
 def copy(out: Ref, src: Ref, label: str, position: int) -> Unit:
