@@ -96,6 +96,7 @@ def test_python_scalars_keep_their_weak_type():
     assert step(packed).dtype == jnp.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_donated_packed_tree_is_consumed():
     step = jaxgraph.wrap(lambda cache, x: (cache["k"] + x, cache["v"]), donate_argnums=(0,))
     packed = step.pack({"k": jnp.ones(4), "v": jnp.zeros(4)})

@@ -149,6 +149,17 @@ def test_a_platform_without_a_native_backend_lowers_the_plain_function(step):
     assert "jaxgraph_execute" not in exported.mlir_module()
 
 
+def test_lowering_for_cuda_needs_no_gpu(step):
+    from jax import export
+
+    text = export.export(
+        jax.jit(step),
+        platforms=["cuda"],
+        disabled_checks=[export.DisabledSafetyCheck.custom_call("jaxgraph_execute")],
+    )(X, W).mlir_module()
+    assert ("jaxgraph_execute" in text) == jaxgraph.build_info()["cuda"]
+
+
 def test_debug_print_keeps_its_order(capfd):
     def noisy(x):
         jax.debug.print("first {}", x[0], ordered=True)

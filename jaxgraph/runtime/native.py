@@ -59,7 +59,11 @@ def why_unsupported(platform: str) -> str | None:
     info = build_info()
     if not info["cuda"]:
         return "this build of jaxgraph has no CUDA kernels (nvcc was not found when it was built)"
-    for device in jax.local_devices(backend="cuda"):
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:  # none here: the function is lowered for another machine
+        return None
+    for device in devices:
         reason = _why_device_unsupported(
             str(device.compute_capability), info["cuda_architectures"].split()
         )

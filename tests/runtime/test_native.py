@@ -1,0 +1,49 @@
+"""Where the native library can run."""
+
+import pytest
+
+from jaxgraph.runtime import native
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        ("90a", "9.0", True),
+        ("90a", "10.0", False),  # made of Hopper's own instructions
+        ("90a", "8.0", False),
+        ("75", "9.0", True),  # holds PTX, compiled when it is loaded
+        ("80", "7.5", False),
+        ("80-real", "8.6", True),
+        ("80-real", "9.0", False),
+        ("100f", "10.3", True),
+        ("75-virtual", "12.0", True),
+        ("120", "12.0", True),
+        ("75 80 90a", "9.0", True),
+        ("80-real 90a", "10.0", False),
+        ("native", "8.9", True),
+    ],
+)
+def test_which_devices_a_build_runs_on(architectures, capability, runs):
+    reason = native._why_device_unsupported(capability, architectures.split())
+    assert (reason is None) == runs
+    if not runs:
+        assert f"compute capability {capability}" in reason
+        assert "CUDAARCHS" in reason
+
+
+def test_older_devices_than_cuda_supports():
+    reason = native._why_device_unsupported("7.0", ["70"])
+    assert "below 7.5" in reason
+
+
+def test_platforms():
+    assert native.why_unsupported("cpu") is None
+    assert "'tpu'" in native.why_unsupported("tpu")
+    assert native.ffi_platform("rocm") is None
+
+
+def test_build_info_says_what_is_inside():
+    info = native.build_info()
+    assert info["version"]
+    assert info["cuda"] == bool(info["cuda_architectures"])
+    assert info["cuda"] == (info["cuda_runtime"] > 0)
