@@ -18,7 +18,7 @@ Status EmitNode(const ResolvedNode& node, Launch* launch) {
       return EmitSetRows(node, launch);
     case Op::kCopy:
       return EmitCopy(node, launch);
-    case Op::kView:
+    default:
       break;
   }
   return Status(Code::kUnsupported,

@@ -161,7 +161,7 @@ inline NodeCase RandomNode(Rng& rng, Op op) {
       return RandomIndexed(rng, op);
     case Op::kCopy:
       return RandomCopy(rng);
-    case Op::kView:
+    default:
       break;
   }
   return {};

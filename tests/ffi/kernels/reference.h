@@ -498,7 +498,7 @@ inline Buffers RunReference(const NodeCase& c) {
     case Op::kCopy:
       ReferenceCopy(c.node, &buffers);
       break;
-    case Op::kView:
+    default:
       break;
   }
   return buffers;
