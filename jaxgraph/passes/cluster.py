@@ -79,7 +79,7 @@ class Cluster:
     """Builds the kernel of one or several sinks; see ``build``."""
 
     def __init__(self, storages: Storages, sinks: Sequence[Sink], inner: bool = False):
-        """``inner``: an expression inside another kernel, elementwise over the sink's full shape."""
+        """``inner``: an expression inside another kernel, elementwise over the sink's shape."""
         self.storages = storages
         self.sinks = tuple(sinks)
         self.inner = inner

@@ -8,25 +8,13 @@ of the same type, so that the two can share a buffer. Elsewhere a copy is made f
 from __future__ import annotations
 
 import dataclasses
-import heapq
 
 from jaxgraph.graph.ir import Graph, Tensor
 from jaxgraph.graph.layout import contiguous
 from jaxgraph.passes.fuse import FusedGraph
 from jaxgraph.plan import units as un
+from jaxgraph.plan.schedule import Buffer, order_units, pack_arena
 from jaxgraph.plan.units import Ref, Unit
-
-ALIGNMENT = 256  # bytes; what CUDA's allocator gives and 16-byte vector loads need
-
-
-@dataclasses.dataclass(eq=False)
-class Buffer:
-    """Memory shared by all versions of one array: ``kind`` operand, result, or arena."""
-
-    kind: str
-    index: int = -1  # among operands or results
-    nbytes: int = 0
-    offset: int = 0  # in the arena
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,8 +69,8 @@ class _Planner:
         self.choose_in_place()
         buffers = self.assign_buffers()
         self.copy_outputs(buffers)
-        order = self.order()
-        arena, widest = _pack(order, buffers)
+        order = order_units(self.units, self.before)
+        arena, widest = pack_arena(order, buffers)
         return StoragePlan(order, buffers, arena, self.aliases, self.copied, widest)
 
     def find_dependencies(self) -> None:
@@ -240,27 +228,6 @@ class _Planner:
             self.units.append(copy)
             self.before[copy] = set(self.writers.get(base.id, ()))
 
-    def order(self) -> list[Unit]:
-        """A legal order, as near to the user's as dependencies allow."""
-        waits = {u: len(self.before[u]) for u in self.units}
-        after: dict[Unit, list[Unit]] = {}
-        for unit, sources in self.before.items():
-            for source in sources:
-                after.setdefault(source, []).append(unit)
-        serial = {u: i for i, u in enumerate(self.units)}
-        heap = [(u.position, serial[u], u) for u in self.units if waits[u] == 0]
-        heapq.heapify(heap)
-        order = []
-        while heap:
-            _, _, unit = heapq.heappop(heap)
-            order.append(unit)
-            for later in after.get(unit, ()):
-                waits[later] -= 1
-                if waits[later] == 0:
-                    heapq.heappush(heap, (later.position, serial[later], later))
-        assert len(order) == len(self.units), "the units' dependencies have a cycle"
-        return order
-
 
 class _ResultTensor(Tensor):
     """Stands for a result that is only a copy of something."""
@@ -269,36 +236,3 @@ class _ResultTensor(Tensor):
 
     def __init__(self, like: Tensor, j: int):
         super().__init__(-1 - j, like.shape, like.dtype, like.node)
-
-
-def _pack(order: list[Unit], buffers: dict[int, Buffer]) -> tuple[int, int]:
-    """Arena offsets by first fit over lifetimes. Returns (arena bytes, widest live set)."""
-    birth: dict[Buffer, int] = {}
-    death: dict[Buffer, int] = {}
-    for at, unit in enumerate(order):
-        for ref in (*unit.outs, *unit.srcs):
-            buffer = buffers[ref.tensor.id]
-            if buffer.kind == "arena":
-                birth.setdefault(buffer, at)
-                death[buffer] = at
-    born: dict[int, list[Buffer]] = {}
-    for buffer, at in birth.items():
-        born.setdefault(at, []).append(buffer)
-    live: list[Buffer] = []  # by offset
-    top = widest = 0
-    for at in range(len(order)):
-        live = [b for b in live if death[b] >= at]
-        for buffer in sorted(born.get(at, ()), key=lambda b: -b.nbytes):
-            need, start, place = _aligned(buffer.nbytes), 0, 0
-            while place < len(live) and live[place].offset - start < need:
-                start = live[place].offset + _aligned(live[place].nbytes)
-                place += 1
-            buffer.offset = start
-            live.insert(place, buffer)
-            top = max(top, start + need)
-        widest = max(widest, sum(_aligned(b.nbytes) for b in live))
-    return top, widest
-
-
-def _aligned(n: int) -> int:
-    return max(ALIGNMENT, -(-n // ALIGNMENT) * ALIGNMENT)

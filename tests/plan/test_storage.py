@@ -14,7 +14,8 @@ from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.in_place import chain_stacked_updates
 from jaxgraph.passes.splits import cut
 from jaxgraph.plan import units as un
-from jaxgraph.plan.storage import ALIGNMENT, StoragePlan, plan_storage
+from jaxgraph.plan.schedule import ALIGNMENT, fusion_runs
+from jaxgraph.plan.storage import StoragePlan, plan_storage
 
 
 def planned(fun, *args) -> StoragePlan:
@@ -148,6 +149,38 @@ def lifetimes(plan: StoragePlan):
                 span = spans.setdefault(id(buffer), [at, at, buffer])
                 span[1] = at
     return [(a, b, buf.offset, buf.offset + buf.nbytes) for a, b, buf in spans.values()]
+
+
+def test_products_of_one_row_stand_together():
+    """Whatever the user's order: one kernel can then read the row for all of them."""
+
+    def fun(x, w, v):
+        x = x * 2
+        a = jnp.sin(x @ w)
+        b = jnp.cos(x @ v)
+        return a, b
+
+    plan = planned(fun, jnp.ones((2, 4)), jnp.ones((4, 4)), jnp.ones((4, 4)))
+    names = ops(plan)
+    first = names.index("MATMUL")
+    assert names[first : first + 2] == ["MATMUL", "MATMUL"]
+
+
+def test_a_run_that_one_kernel_may_cover_never_reuses_its_own_memory():
+    plan = llama_plan("15m", False, False)
+    runs = fusion_runs(plan.units)
+    members: dict[int, list[un.Unit]] = {}
+    for unit, run in zip(plan.units, runs, strict=True):
+        members.setdefault(run, []).append(unit)
+    kinds = {tuple(un.OP_NAMES[u.op] for u in run) for run in members.values()}
+    assert ("ROW", "MATMUL", "MATMUL", "EXPR") in kinds
+    for run in members.values():
+        buffers = {
+            id(b): b for u in run for r in (*u.outs, *u.srcs) for b in [plan.buffers[r.tensor.id]]
+        }
+        arena = sorted((b.offset, b.nbytes) for b in buffers.values() if b.kind == "arena")
+        for (start, nbytes), (following, _) in zip(arena, arena[1:], strict=False):
+            assert start + nbytes <= following
 
 
 @functools.cache
