@@ -8,6 +8,8 @@
 // stand in a row are issued together.
 #pragma once
 
+#include <cstddef>
+
 #include "ffi/kernels/cuda/expr_math.cuh"
 #include "ffi/kernels/cuda/expr_params.h"
 
@@ -326,6 +328,21 @@ __device__ __forceinline__ Lanes<W, kLanes> FloatLanes(const ExprInstr& in,
   }
 }
 
+// One instruction in one access.
+__device__ __forceinline__ ExprInstr Fetch(const ExprParams& p, int at) {
+  static_assert(offsetof(ExprParams, instrs) % 8 == 0);
+  const uint2 word = reinterpret_cast<const uint2*>(p.instrs)[min(at, kExprMaxInstrs - 1)];
+  ExprInstr in;
+  in.op = static_cast<ExprOp>(word.x & 0xff);
+  in.dtype = static_cast<DType>((word.x >> 8) & 0xff);
+  in.dst = (word.x >> 16) & 0xff;
+  in.a = word.x >> 24;
+  in.b = word.y & 0xff;
+  in.c = (word.y >> 8) & 0xff;
+  in.aux = static_cast<uint16_t>(word.y >> 16);
+  return in;
+}
+
 // Adds this thread's elements to a reduction.
 template <typename W, int kLanes, typename Space>
 __device__ __forceinline__ void Accumulate(ExprInstr in, ExprOp op, const Lanes<W, kLanes>& a,
@@ -359,14 +376,23 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
                                     Registers<W, kLanes>& r, Extrema<W, kLanes>* extrema) {
   // The next instruction and its operands are fetched while this one runs; should it read what this
   // one makes, it gets that from here.
-  ExprInstr next = p.instrs[begin];
+  ExprInstr next = Fetch(p, begin);
   Lanes<W, kLanes> next_a = r.value[next.a], next_b = r.value[next.b];
   for (int at = begin; at < end; ++at) {
     const ExprInstr in = next;
     const Lanes<W, kLanes> a = next_a, b = next_b;
-    next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];
+    next = Fetch(p, at + 1);
     next_a = r.value[next.a];
     next_b = r.value[next.b];
+    Lanes<W, kLanes> out;
+    // The common way first and in a straight line: jumps cost more than arithmetic here.
+    if (__builtin_expect(IsCommon(in.op), true)) {
+      out = Rounded(in.dtype, CommonLanes(in.op, a, b));
+      r.value[in.dst] = out;
+      if (next.a == in.dst) next_a = out;
+      if (next.b == in.dst) next_b = out;
+      continue;
+    }
     int64_t offset[kLanes];
     if (in.op == ExprOp::kLoad) {
       const int run = min(static_cast<int>(in.c), kLoadsInFlight);
@@ -374,7 +400,7 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
 #pragma unroll
       for (int i = 0; i < kLoadsInFlight; ++i) {
         if (i >= run) break;
-        const ExprInstr load = p.instrs[at + i];
+        const ExprInstr load = Fetch(p, at + i);
         const uint32_t size = DeviceSizeOf(load.dtype);
         space.Offsets(p.src_strides[load.aux], offset);
 #pragma unroll
@@ -385,24 +411,16 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
 #pragma unroll
       for (int i = 0; i < kLoadsInFlight; ++i) {
         if (i >= run) break;
-        const ExprInstr load = p.instrs[at + i];
+        const ExprInstr load = Fetch(p, at + i);
         Lanes<W, kLanes> value;
 #pragma unroll
         for (int j = 0; j < kLanes; ++j) value.lane[j] = FromMemory(load.dtype, bits[i][j]);
         r.value[load.dst] = value;
       }
       at += run - 1;
-      next = p.instrs[min(at + 1, kExprMaxInstrs - 1)];
+      next = Fetch(p, at + 1);
       next_a = r.value[next.a];
       next_b = r.value[next.b];
-      continue;
-    }
-    Lanes<W, kLanes> out;
-    if (IsCommon(in.op)) {
-      out = Rounded(in.dtype, CommonLanes(in.op, a, b));
-      r.value[in.dst] = out;
-      if (next.a == in.dst) next_a = out;
-      if (next.b == in.dst) next_b = out;
       continue;
     }
     switch (in.op) {

@@ -10,7 +10,6 @@ constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 struct BF16Element {
-  static constexpr DType kDType = DType::kBF16;
   static constexpr int kSize = 2;
   static __device__ __forceinline__ float Load(const char* p) {
     return BF16ToFloat(*reinterpret_cast<const uint16_t*>(p));
@@ -26,7 +25,6 @@ struct BF16Element {
 };
 
 struct F16Element {
-  static constexpr DType kDType = DType::kF16;
   static constexpr int kSize = 2;
   static __device__ __forceinline__ float Load(const char* p) {
     return F16ToFloat(*reinterpret_cast<const uint16_t*>(p));
@@ -42,7 +40,6 @@ struct F16Element {
 };
 
 struct F32Element {
-  static constexpr DType kDType = DType::kF32;
   static constexpr int kSize = 4;
   static __device__ __forceinline__ float Load(const char* p) {
     return *reinterpret_cast<const float*>(p);
