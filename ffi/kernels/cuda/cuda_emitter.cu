@@ -77,6 +77,8 @@ class CudaEmitterImpl final : public Emitter {
         return EmitSetRows(node, launches);
       case Op::kCopy:
         return EmitCopy(node, launches);
+      case Op::kAttention:
+        break;
     }
     return Status(Code::kUnsupported, "no CUDA kernel for this kind of node");
   }

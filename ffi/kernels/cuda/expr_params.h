@@ -31,7 +31,7 @@ struct alignas(16) ExprParams {
   uint32_t reserved = 0;
   ExprInstr instrs[kExprMaxInstrs] = {};  // 8-byte aligned: the kernels fetch each at once
   ExprOp ops[kExprMaxInstrs] = {};        // as they were in the program
-  uint64_t tail = 0;  // no hidden padding: see SetParams
+  uint64_t tail = 0;                      // no hidden padding: see SetParams
   const char* srcs[kExprMaxSrcs] = {};
   char* outs[kExprMaxOuts] = {};
   int64_t src_strides[kExprMaxSrcs][kExprMaxRank] = {};  // bytes
