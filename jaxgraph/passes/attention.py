@@ -10,11 +10,16 @@ maximum of the same s.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+
+import numpy as np
 
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
-from jaxgraph.graph.dtypes import is_float
+from jaxgraph.graph.dtypes import is_float, is_integer
 from jaxgraph.graph.ir import Graph, Node, Tensor
+
+LayoutOf = Callable[[Tensor], tuple[Tensor, ly.Layout]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,3 +219,104 @@ def _final_readers(x: Tensor, readers: dict[int, list[Node]]) -> set[int]:
             else:
                 found.add(reader.out.id)
     return found
+
+
+# Below this a masked score has weight zero beside any real one, in every dtype that holds it.
+_HIDDEN = -1e30
+
+
+def visible_bound(masked: Tensor, layout_of: LayoutOf) -> tuple[Tensor, ly.Layout] | None:
+    """The integers t for which every position beyond t is masked, if the mask says so.
+
+    Args:
+      masked: the masked scores of an attention node, [b0, b1, g, s].
+      layout_of: for a tensor that is stored or a view of one, (stored tensor, its layout in it).
+
+    Returns:
+      (stored integer tensor, its layout over [b0, b1, g, s], not moving along s), or None where the
+      mask is of another kind. For ``position < t`` the bound is loose by one, which is harmless.
+    """
+    return _bound_of_scores(masked, (), layout_of)
+
+
+def _bound_of_scores(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):
+    while x.is_view:
+        path, x = (*path, x.node), x.node.inputs[0]
+    node = x.node
+    if node.kind != "elementwise":
+        return None
+    op = node.attrs["op"]
+    if op == "convert":
+        return _bound_of_scores(node.inputs[0], path, layout_of)
+    if op == "select":
+        visible, hidden, _ = node.inputs
+        fill = _constant(hidden)
+        if fill is None or fill > _HIDDEN:
+            return None
+        # A finite fill says nothing where other conditions may hide a whole row.
+        return _bound_of_mask(visible, path, layout_of, alone=fill != -np.inf)
+    if op == "add":
+        a, b = (_bound_of_scores(t, path, layout_of) for t in node.inputs)
+        return a or b
+    if op in ("mul", "div"):
+        factor = _constant(node.inputs[1])
+        if factor is not None and factor > 0:
+            return _bound_of_scores(node.inputs[0], path, layout_of)
+    return None
+
+
+def _bound_of_mask(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf, alone: bool):
+    while x.is_view:
+        path, x = (*path, x.node), x.node.inputs[0]
+    node = x.node
+    if node.kind != "elementwise":
+        return None
+    op = node.attrs["op"]
+    if op == "and" and not alone:
+        a, b = (_bound_of_mask(t, path, layout_of, alone) for t in node.inputs)
+        return a or b
+    if op in ("le", "lt"):
+        position, bound = node.inputs
+    elif op in ("ge", "gt"):
+        bound, position = node.inputs
+    else:
+        return None
+    return _integer_of_row(bound, path, layout_of) if _is_position(position, path) else None
+
+
+def _is_position(x: Tensor, path: tuple[Node, ...]) -> bool:
+    """Is ``x``, seen through the path, the index along the last axis?"""
+    while x.is_view:
+        path, x = (*path, x.node), x.node.inputs[0]
+    if x.node.kind != "iota":
+        return False
+    line, _ = views.apply_path(path, ly.contiguous(x.shape))
+    return (
+        line is not None
+        and line.offset == 0
+        and line.dims()[-1:] == ((line.shape[-1], 1),)
+        and (all(stride == 0 for _, stride in line.dims()[:-1]))
+    )
+
+
+def _integer_of_row(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):
+    while x.is_view:
+        path, x = (*path, x.node), x.node.inputs[0]
+    if not is_integer(x.dtype) or x.is_virtual:
+        return None
+    base, lies = layout_of(x)
+    layout, _ = views.apply_path(path, lies)
+    if layout is None or base.dtype != x.dtype or layout.strides[-1] != 0:
+        return None
+    return base, layout
+
+
+def _constant(x: Tensor) -> float | None:
+    while x.is_view:
+        x = x.node.inputs[0]
+    if x.node.kind != "const" or not is_float(x.dtype):
+        return None
+    bits, wide = x.node.attrs["value"], x.dtype == np.float64
+    return float(
+        np.array(bits, np.uint64 if wide else np.uint32).view(np.float64 if wide else np.float32)
+    )

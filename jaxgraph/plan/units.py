@@ -9,11 +9,14 @@ import numpy as np
 
 from jaxgraph.graph.ir import Node, Tensor
 from jaxgraph.graph.layout import Layout, slice_
+from jaxgraph.passes.attention import visible_bound
 from jaxgraph.passes.cluster import Fit
 
 # Op in ffi/core/program.h.
 VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY, ATTENTION = range(8)
 OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY", "ATTENTION")
+
+NO_BOUND = 0xFF  # AttentionParams::bound_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +93,12 @@ def of_attention(node: Node, scores: Fit, layout_of) -> Unit:
     leaves = [(t, d, at) for t, d, at in scores.sources if t.node.kind != "scores"]
     raw = next(i for i, (t, _, _) in enumerate(scores.sources) if t.node.kind == "scores")
     srcs = [ref(t) for t in node.inputs[:3]] + [Ref(*leaf) for leaf in leaves]
-    params = struct.pack("<B7x", raw) + scores.program
+    bound = visible_bound(node.inputs[3], layout_of)
+    bound_source = NO_BOUND
+    for i, (tensor, _, layout) in enumerate(leaves, start=3):
+        if bound is not None and tensor is bound[0] and layout.dims() == bound[1].dims():
+            bound_source = i
+    params = struct.pack("<BB6x", raw, bound_source) + scores.program
     return Unit(ATTENTION, [ref(node.out)], srcs, params, node.label, node.out.id)
 
 
