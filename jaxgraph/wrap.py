@@ -88,7 +88,7 @@ class GraphedFunction:
         static_argnums: tuple[int, ...],
         options: Options,
     ):
-        functools.update_wrapper(self, fun)
+        functools.update_wrapper(self, fun, updated=())  # not the attributes of a callable object
         self.name = _qualified_name(fun)
         self.function_id = _function_id(self.name, next(_ordinals[self.name]))
         self.options = options
@@ -270,7 +270,7 @@ class GraphedFunction:
             hoisted = args[0] if shift else ()
             return self._traced(constants, hoisted, args[shift:], kwargs)
 
-        functools.update_wrapper(traced, self._fun)
+        functools.update_wrapper(traced, self._fun, updated=())
         if shift:
             traced.__signature__ = self._parameters.with_prefix()
         return jax.jit(

@@ -189,6 +189,7 @@ def test_methods_partials_and_callable_objects():
     class Model:
         def __init__(self, w):
             self.w = w
+            self.options = self.name = "its own"
 
         def __call__(self, x):
             return x * self.w
