@@ -302,13 +302,19 @@ class GraphedFunction:
         closed, operands = constants.hoist_from(closed, hoisted)
         labels = [f"closed-over array {i}" for i in range(len(operands))] + call.labels
         donated = [False] * len(operands) + call.donated
+        if _under_another_trace(call.leaves):
+            donated = None  # an outer jit decides about its own arguments
         values = [*operands, *call.leaves]
         planned = self._last = self._plan(closed, values, labels, donated)
         out = graphed_call_p.bind(*values, jaxpr=closed, planned=planned)
         return jax.tree.unflatten(jax.tree.structure(out_shape), out)
 
     def _plan(
-        self, closed: Any, values: Sequence[Any], labels: Sequence[str], donated: Sequence[bool]
+        self,
+        closed: Any,
+        values: Sequence[Any],
+        labels: Sequence[str],
+        donated: Sequence[bool] | None,
     ) -> Planned:
         try:
             plan = plan_step(
@@ -404,6 +410,17 @@ def _qualified_name(fun: Callable[..., Any]) -> str:
 def _function_id(name: str, ordinal: int) -> int:
     digest = hashlib.blake2b(f"{name}#{ordinal}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1  # 0 means all functions
+
+
+def _under_another_trace(leaves: Sequence[Any]) -> bool:
+    """Whether our own jit is being traced inside somebody else's trace.
+
+    JAX says so only in internals; where they are missing, a direct call is assumed, which changes
+    no more than a remark of `explain`.
+    """
+    traces = [getattr(leaf, "_trace", None) for leaf in leaves]
+    outer = {type(getattr(t, "parent_trace", None)).__name__ for t in traces if t is not None}
+    return bool(outer - {"EvalTrace", "NoneType"})
 
 
 def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:

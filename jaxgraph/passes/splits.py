@@ -40,7 +40,7 @@ class LeftInXla:
 
 def cut(step: FlatStep) -> tuple[list[Cut], list[LeftInXla]]:
     """The splits of a step in execution order, and the equations that are not native."""
-    eqns = _live(step)
+    eqns = _needed(step.eqns, {id(v) for v in step.outputs})
     reasons = {id(e): why_not_native(e) for e in eqns}
     left = [
         LeftInXla(e.primitive.name, reasons[id(e)], e.source)
@@ -48,6 +48,7 @@ def cut(step: FlatStep) -> tuple[list[Cut], list[LeftInXla]]:
         if reasons[id(e)] is not None
     ]
     backend = {id(e): NATIVE if reasons[id(e)] is None else XLA for e in eqns}
+    eqns = _repeat_views(step, eqns, backend)
     runs = _schedule(eqns, backend)
     if len(runs) > 1:
         small = [r for r in runs if r.backend == NATIVE and len(r.eqns) < _MIN_NATIVE_EQNS]
@@ -63,11 +64,71 @@ def cut(step: FlatStep) -> tuple[list[Cut], list[LeftInXla]]:
     return runs, left
 
 
-def _live(step: FlatStep) -> list[FlatEqn]:
-    """Equations that an output or an effect needs, in order."""
-    needed = {id(v) for v in step.outputs}
+_VIEWS = frozenset(
+    [
+        "slice",
+        "squeeze",
+        "reshape",
+        "expand_dims",
+        "transpose",
+        "broadcast_in_dim",
+        "bitcast_convert_type",
+    ]
+)
+
+
+def _repeat_views(
+    step: FlatStep, eqns: Sequence[FlatEqn], backend: dict[int, str]
+) -> list[FlatEqn]:
+    """Lets XLA look at arguments itself.
+
+    A native split would have to copy a view of an argument (a packed leaf, a layer of a stack) into
+    a result for XLA to read it. So the views are repeated among XLA's equations.
+    """
+    made_by = {id(v): e for e in eqns for v in e.outputs}
+    given = {id(v) for v in step.inputs} | {id(v) for v, _ in step.consts}
+    wanted = {id(v) for v in step.outputs}
+    repeated: dict[int, Value] = {}
+    result: list[FlatEqn] = []
+
+    def is_view_of_argument(value: Value) -> bool:
+        eqn = made_by.get(id(value))
+        while eqn is not None and eqn.primitive.name in _VIEWS and backend[id(eqn)] == NATIVE:
+            if id(eqn.inputs[0]) in given:
+                return True
+            eqn = made_by.get(id(eqn.inputs[0]))
+        return False
+
+    def repeat(value: Value) -> Value:
+        if id(value) in given:
+            return value
+        if id(value) not in repeated:
+            eqn = made_by[id(value)]
+            repeated[id(value)] = Value(value.aval, value.known)
+            copy = FlatEqn(
+                eqn.primitive,
+                eqn.params,
+                [repeat(eqn.inputs[0]), *eqn.inputs[1:]],
+                [repeated[id(value)]],
+                eqn.source,
+            )
+            backend[id(copy)] = XLA
+            result.append(copy)
+        return repeated[id(value)]
+
+    for eqn in eqns:
+        if backend[id(eqn)] == XLA:
+            eqn.inputs = [repeat(v) if is_view_of_argument(v) else v for v in eqn.inputs]
+        result.append(eqn)
+    # What only XLA read is not needed in native code any more.
+    return _needed(result, wanted)
+
+
+def _needed(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
+    """Equations that a wanted value (by id) or an effect needs, in order."""
+    needed = set(wanted)
     live = []
-    for eqn in reversed(step.eqns):
+    for eqn in reversed(eqns):
         if eqn.effects or any(id(v) in needed for v in eqn.outputs):
             live.append(eqn)
             needed.update(id(v) for v in eqn.inputs)
@@ -75,6 +136,11 @@ def _live(step: FlatStep) -> list[FlatEqn]:
 
 
 def _schedule(eqns: Sequence[FlatEqn], backend: dict[int, str]) -> list[Cut]:
+    """The runs of the better of the two schedules, which begin with one backend or the other."""
+    return min((_scheduled_from(b, eqns, backend) for b in (XLA, NATIVE)), key=len)
+
+
+def _scheduled_from(now: str, eqns: Sequence[FlatEqn], backend: dict[int, str]) -> list[Cut]:
     made_by = {id(v): e for e in eqns for v in e.outputs}
     waits: dict[int, int] = {}
     readers: dict[int, list[FlatEqn]] = {}
@@ -94,8 +160,7 @@ def _schedule(eqns: Sequence[FlatEqn], backend: dict[int, str]) -> list[Cut]:
     for eqn in eqns:
         if waits[id(eqn)] == 0:
             ready[backend[id(eqn)]].append(eqn)
-    # XLA first: what needs no native result belongs in front of the first native split.
-    now, runs = (XLA if ready[XLA] else NATIVE), []
+    runs = []
     while ready[NATIVE] or ready[XLA]:
         run: list[FlatEqn] = []
         while ready[now]:

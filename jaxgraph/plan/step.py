@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgraph.errors import PlanError
 from jaxgraph.frontend import contraction
@@ -142,7 +143,8 @@ def plan_step(
             for j, value in enumerate(run.outputs):
                 labels[id(value)] = f"result[{j}] of split {number}"
         splits.append(Split(run.backend, len(run.eqns), native, run))
-    return StepPlan(step, splits, left, _copy_notes(step, splits, labels, donated))
+    notes = _copy_notes(step, splits, labels, donated) + _packed_notes(splits, labels)
+    return StepPlan(step, splits, left, notes)
 
 
 def _most_rows(eqns: Sequence[FlatEqn]) -> int:
@@ -180,6 +182,27 @@ def _copy_notes(step, splits, labels, donated) -> list[str]:
                     f"copies {nbytes:,} bytes a call: {labels[id(value)]} is updated but not "
                     "donated; name its argument in donate_argnums"
                 )
+    return notes
+
+
+def _packed_notes(splits: Sequence[Split], labels: dict[int, str]) -> list[str]:
+    """Leaves of packed arguments that XLA reads: its kernels want them in buffers of their own."""
+    notes = []
+    for split in splits:
+        if split.native is not None:
+            continue
+        made_by = {id(v): e for e in split.cut.eqns for v in e.outputs}
+        for eqn in split.cut.eqns:
+            source = eqn.inputs[0] if eqn.inputs else None
+            if eqn.primitive.name != "bitcast_convert_type" or source.aval.dtype != np.uint8:
+                continue
+            while id(source) in made_by:
+                source = made_by[id(source)].inputs[0]
+            out = eqn.outputs[0].aval
+            notes.append(
+                f"copies up to {out.size * out.dtype.itemsize:,} bytes a call at {eqn.source}: XLA "
+                f"reads a leaf of {labels.get(id(source), 'a packed argument')} through a slice"
+            )
     return notes
 
 

@@ -104,3 +104,19 @@ def test_arrays_without_elements_stay_in_xla():
     _, runs, left = cuts(lambda x: jnp.sin(x), jnp.ones((0, 3)))
     assert [r.backend for r in runs] == ["xla"]
     assert "without elements" in left[0].reason
+
+
+def test_xla_looks_at_arguments_itself():
+    """A view of an argument that XLA needs does not cross a native split's border as a copy."""
+
+    def fun(x, w):
+        packed = w.reshape(2, 4, 4)
+        y = native_work(x) @ packed[0]
+        return native_work(jnp.sort(y)) + jnp.sort(packed[1]).sum()
+
+    step, runs, _ = cuts(fun, jnp.ones((3, 4)), jnp.ones(32))
+    (xla,) = (r for r in runs if r.backend == "xla")
+    assert step.inputs[1] in xla.inputs
+    native = runs[0]
+    assert native.backend == "native"
+    assert all(v.aval.shape != (4, 4) for v in native.outputs)
