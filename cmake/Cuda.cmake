@@ -1,8 +1,9 @@
 # Decides whether the CUDA device is built (JAXGRAPH_WITH_CUDA), and for which architectures.
 #
 # CMAKE_CUDA_ARCHITECTURES decides if it is set (-D, or the environment variable CUDAARCHS). Else the
-# GPU of this machine is asked, so that building where it will run is quick; and where there is none
-# (CI), Hopper alone. Releases say -DCMAKE_CUDA_ARCHITECTURES="75;80;86;89;90a;100;120".
+# GPU of this machine is asked, so that building where it will run is quick. Where there is none (CI,
+# a container), code for Hopper, and for all others PTX that the driver compiles when it loads.
+# Releases say -DCMAKE_CUDA_ARCHITECTURES="75;80;86;89;90a;100;120".
 set(JAXGRAPH_WITH_CUDA OFF)
 if(JAXGRAPH_CUDA STREQUAL "OFF")
   return()
@@ -28,7 +29,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     list(REMOVE_DUPLICATES architectures)
   endif()
   if(NOT architectures)
-    set(architectures 90a)
+    set(architectures 75-virtual 90a-real)
   endif()
   set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures")
 endif()

@@ -184,7 +184,7 @@ def test_arrays_of_several_devices_are_refused():
         assert packed.buffer.devices() == {b}, packed.buffer.devices()
     """
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-P", "-c", textwrap.dedent(program)],
         check=True,
         env={**__import__("os").environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
     )

@@ -197,7 +197,7 @@ def run_on_two_devices(program):
         step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
     """
     script = textwrap.dedent(prelude) + textwrap.dedent(program)
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, env=environment)
 
 
 def test_shard_map_runs_natively_on_each_device():
@@ -284,7 +284,7 @@ def test_the_persistent_compilation_cache_serves_a_second_process(tmp_path):
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
     outcomes = [
         subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
+            [sys.executable, "-P", "-c", textwrap.dedent(program)],
             check=True,
             env=environment,
             capture_output=True,
