@@ -219,8 +219,8 @@ std::string EncodeExpr(const ExprProgram& p) {
   return w.Take();
 }
 
-Status DecodeExpr(const Node& node, ExprProgram* program) {
-  Reader r(node.params);
+Status ParseExpr(std::string_view bytes, ExprProgram* program) {
+  Reader r(bytes);
   ExprProgram p;
   for (uint8_t* n :
        {&p.rank, &p.num_stages, &p.num_srcs, &p.num_outs, &p.num_indices, &p.num_imms}) {
@@ -231,9 +231,6 @@ Status DecodeExpr(const Node& node, ExprProgram* program) {
       p.num_outs > kExprMaxOuts || p.num_indices > kExprMaxIndices || p.num_imms > kExprMaxImms ||
       p.num_instrs > kExprMaxInstrs) {
     return Malformed("is beyond the limits");
-  }
-  if (p.num_srcs != node.srcs.size() || p.num_outs != node.outs.size()) {
-    return Malformed("has another number of sources or outputs than its node");
   }
   r.GetBytes(p.shape, p.rank * sizeof *p.shape);
   r.GetBytes(p.stages, p.num_stages * sizeof *p.stages);
@@ -253,6 +250,16 @@ Status DecodeExpr(const Node& node, ExprProgram* program) {
   }
   for (int i = 0; i < p.num_indices; ++i) {
     if (IndexOverflows(p.indices[i], p)) return Malformed("has an index that overflows");
+  }
+  *program = p;
+  return Status::Ok();
+}
+
+Status DecodeExpr(const Node& node, ExprProgram* program) {
+  ExprProgram p;
+  JAXGRAPH_RETURN_IF_ERROR(ParseExpr(node.params, &p));
+  if (p.num_srcs != node.srcs.size() || p.num_outs != node.outs.size()) {
+    return Malformed("has another number of sources or outputs than its node");
   }
   JAXGRAPH_RETURN_IF_ERROR(Checker(node, p).Check());
   *program = p;

@@ -157,6 +157,9 @@ struct ExprProgram {
 //   indices[num_indices] (i64 offset, i64 strides[rank]), u64 imms[num_imms].
 std::string EncodeExpr(const ExprProgram& program);
 
+// Parses bytes of the wire format. Only what needs no tensors is checked: limits, sizes, overflow.
+Status ParseExpr(std::string_view bytes, ExprProgram* program);
+
 // Parses and validates params against the node's sources and outputs (dtypes, shapes, register
 // files, section rules, limits).
 Status DecodeExpr(const Node& node, ExprProgram* program);

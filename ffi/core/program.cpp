@@ -110,8 +110,8 @@ Status GetNode(Reader* r, Node* node) {
 }  // namespace
 
 const char* NameOf(Op op) {
-  constexpr const char* names[kNumOps] = {"view",   "expr",     "row", "matmul",
-                                          "gather", "set_rows", "copy"};
+  constexpr const char* names[kNumOps] = {"view",   "expr",     "row",  "matmul",
+                                          "gather", "set_rows", "copy", "attention"};
   return names[static_cast<int>(op)];
 }
 

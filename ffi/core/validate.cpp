@@ -4,6 +4,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "ffi/core/attention.h"
 #include "ffi/core/expr.h"
 
 namespace jaxgraph {
@@ -196,6 +197,10 @@ Status CheckNode(const Node& node, const Program& program) {
       return CheckSetRows(node, program);
     case Op::kCopy:
       return CheckCopy(node);
+    case Op::kAttention: {
+      Attention attention;
+      return DecodeAttention(node, &attention);
+    }
   }
   return Invalid("is of an unknown op");
 }

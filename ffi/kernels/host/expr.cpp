@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 
+#include "ffi/kernels/host/expr_elements.h"
 #include "ffi/kernels/host/expr_kinds.h"
 #include "ffi/kernels/host/layout.h"
 #include "ffi/kernels/host/loops.h"
@@ -454,6 +455,19 @@ Strides StridesOf(const int64_t* strides, int rank) {
 }
 
 }  // namespace
+
+void RunExprElements(const char* params, int64_t begin, int64_t end) {
+  const View view(params);
+  Interpreter(view).RunElements(begin, end);
+}
+
+void SetExprSource(char* params, int source, char* address) {
+  const_cast<Tensor&>(View(params).srcs[source]).address = address;
+}
+
+void SetExprOutput(char* params, int output, char* address) {
+  const_cast<Tensor&>(View(params).outs[output]).address = address;
+}
 
 Status EmitExpr(const ResolvedNode& resolved, Launch* launch) {
   const Node& node = *resolved.node;

@@ -18,7 +18,9 @@ Status EmitNode(const ResolvedNode& node, Launch* launch) {
       return EmitSetRows(node, launch);
     case Op::kCopy:
       return EmitCopy(node, launch);
-    default:
+    case Op::kAttention:
+      return EmitAttention(node, launch);
+    case Op::kView:
       break;
   }
   return Status(Code::kUnsupported,

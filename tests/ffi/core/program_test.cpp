@@ -86,6 +86,12 @@ TEST(Program, RandomCorruptionNeverCrashes) {
   }
 }
 
+void SetScores(Program* p, const std::function<void(ExprProgram*)>& change) {
+  ExprProgram scores = CausalExpr();
+  change(&scores);
+  p->nodes[7].params = EncodeAttentionParams(scores);
+}
+
 // One way to break the sample, each of which Decode must refuse.
 struct Break {
   const char* name;
@@ -150,9 +156,67 @@ INSTANTIATE_TEST_SUITE_P(
         Break{"SetRowsElsewhere", [](Program* p) { p->nodes[4].outs[0].base = 6; }},
         Break{"CopyShape", [](Program* p) { p->nodes[6].srcs[0].shape[1] = 3; }},
         Break{"CopyDType", [](Program* p) { p->nodes[6].srcs[0].dtype = DType::kS32; }},
+        Break{"AttentionParams", [](Program* p) { p->nodes[7].params.resize(7); }},
+        Break{"AttentionWithoutProgram", [](Program* p) { p->nodes[7].params.resize(8); }},
+        Break{"AttentionShapes", [](Program* p) { p->nodes[7].srcs[1].shape[2] = 3; }},
+        Break{"AttentionLengths", [](Program* p) { p->nodes[7].srcs[2].shape[2] = 3; }},
+        Break{"AttentionOutput", [](Program* p) { p->nodes[7].outs[0].shape[3] = 3; }},
+        Break{"AttentionRank", [](Program* p) { p->nodes[7].srcs[0].rank = 3; }},
+        Break{"AttentionOfIntegers", [](Program* p) { p->nodes[7].srcs[2].dtype = DType::kS32; }},
+        Break{"AttentionOutputs",
+              [](Program* p) { p->nodes[7].outs.push_back(p->nodes[7].outs[0]); }},
+        Break{"AttentionWithoutValues", [](Program* p) { p->nodes[7].srcs.resize(2); }},
+        Break{"AttentionSources", [](Program* p) { p->nodes[7].srcs.pop_back(); }},
+        Break{"AttentionSourceShape", [](Program* p) { p->nodes[7].srcs[3].shape[2] = 1; }},
+        Break{"AttentionRawSource", [](Program* p) { p->nodes[7].params[0] = 2; }},
+        Break{"AttentionRawSourceOfIntegers", [](Program* p) { p->nodes[7].params[0] = 1; }},
+        Break{"AttentionBoundOutside", [](Program* p) { p->nodes[7].params[1] = 4; }},
+        Break{"AttentionBoundIsValues", [](Program* p) { p->nodes[7].params[1] = 2; }},
+        Break{"AttentionProgramShape",
+              [](Program* p) { SetScores(p, [](ExprProgram* e) { e->shape[3] = 3; }); }},
+        Break{"AttentionProgramStages",
+              [](Program* p) { SetScores(p, [](ExprProgram* e) { e->num_stages = 2; }); }},
+        Break{"AttentionWithoutStore",
+              [](Program* p) {
+                SetScores(p, [](ExprProgram* e) { e->stages[0].elem_end = --e->num_instrs; });
+              }},
+        Break{"AttentionStoresTwice",
+              [](Program* p) {
+                SetScores(p, [](ExprProgram* e) {
+                  e->instrs[e->num_instrs] = e->instrs[e->num_instrs - 1];
+                  e->stages[0].elem_end = ++e->num_instrs;
+                });
+              }},
+        Break{"AttentionIntegerScores",
+              [](Program* p) {
+                SetScores(p, [](ExprProgram* e) {
+                  e->instrs[6] = {ExprOp::kStore, DType::kS32, 0, 2, 0, 0, 0};
+                });
+              }},
+        Break{"AttentionReduces",
+              [](Program* p) {
+                SetScores(p, [](ExprProgram* e) {
+                  e->instrs[6] = {ExprOp::kReduceSum, DType::kF32, 32, 5, 0, 0, 0};
+                });
+              }},
         Break{"ExprParams", [](Program* p) { p->nodes[0].params.pop_back(); }},
         Break{"ExprSources", [](Program* p) { p->nodes[0].srcs.pop_back(); }}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Program, AttentionNeedsNoBound) {
+  Program program = SampleProgram();
+  program.nodes[7].params[1] = static_cast<char>(0xff);
+  const Status status = DecodeOnly(program);
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
+TEST(Program, ABoundThatMovesAlongTheCacheIsNamed) {
+  Program program = SampleProgram();
+  TensorRef& position = program.nodes[7].srcs[3];
+  position.base = 4;  // 16 elements, room for strides of its own
+  position.strides = {0, 0, 0, 1};
+  EXPECT_NE(DecodeOnly(program).message().find("moves along s"), std::string::npos);
+}
 
 TEST(Program, EmptyTensorsMayLieAtTheEnd) {
   Program program = SampleProgram();

@@ -84,6 +84,37 @@ inline ExprProgram NormalizeExpr() {
   return p;
 }
 
+// masked[1, 1, 2, 4] = index along s <= position ? raw : -inf
+inline ExprProgram CausalExpr() {
+  ExprProgram p;
+  p.rank = 4;
+  p.num_stages = 1;
+  p.num_srcs = 2;
+  p.num_outs = 1;
+  p.num_indices = 1;
+  p.num_imms = 1;
+  p.shape[0] = p.shape[1] = 1;
+  p.shape[2] = 2;
+  p.shape[3] = 4;
+  p.indices[0].strides[3] = 1;
+  p.imms[0] = 0xff800000;
+  p.instrs[p.num_instrs++] = {ExprOp::kLoad, DType::kF32, 0, 0, 0, 0, 0};
+  p.instrs[p.num_instrs++] = {ExprOp::kLoad, DType::kS32, 1, 0, 0, 0, 1};
+  p.instrs[p.num_instrs++] = {ExprOp::kIndex, DType::kS32, 2, 0, 0, 0, 0};
+  p.instrs[p.num_instrs++] = {ExprOp::kLe, DType::kS32, 3, 2, 1, 0, 0};
+  p.instrs[p.num_instrs++] = {ExprOp::kConst, DType::kF32, 4, 0, 0, 0, 0};
+  p.instrs[p.num_instrs++] = {ExprOp::kSelect, DType::kF32, 5, 3, 4, 0, 0};
+  p.instrs[p.num_instrs++] = {ExprOp::kStore, DType::kF32, 0, 5, 0, 0, 0};
+  p.stages[0] = {0, 0, 0, p.num_instrs};
+  return p;
+}
+
+inline std::string EncodeAttentionParams(const ExprProgram& program) {
+  AttentionParams params;
+  params.bound_source = 3;
+  return std::string(reinterpret_cast<const char*>(&params), sizeof params) + EncodeExpr(program);
+}
+
 inline std::string EncodeIndexParams(uint8_t components, uint8_t dim) {
   IndexParams params;
   params.mode = IndexMode::kFillOrDrop;
@@ -154,6 +185,12 @@ inline Program SampleProgram() {
       MakeNode(Op::kMatmul, {Dense(DType::kF32, 0, 256, {1, 1, 2, 4})},
                {Dense(DType::kF32, 0, 64, {1, 1, 2, 4}), Dense(DType::kF32, 4, 0, {1, 1, 4, 4})}));
   p.nodes.push_back(MakeNode(Op::kCopy, {Dense(DType::kF32, 6, 0, {2, 4})}, {reversed}));
+  TensorRef position = Dense(DType::kS32, 3, 0, {1, 1, 2, 4});
+  position.strides = {0, 0, 1, 0};
+  const TensorRef w = Dense(DType::kF32, 4, 0, {1, 1, 4, 4});
+  p.nodes.push_back(MakeNode(Op::kAttention, {Dense(DType::kF32, 0, 320, {1, 1, 2, 4})},
+                             {Dense(DType::kF32, 0, 64, {1, 1, 2, 4}), w, w, position},
+                             EncodeAttentionParams(CausalExpr())));
   p.nodes[3].region = 1;
   p.nodes[4].region = 1;
   p.nodes[4].branch = 1;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "tests/ffi/kernels/node_case.h"
+#include "tests/ffi/kernels/random_attention.h"
 #include "tests/ffi/kernels/random_expr.h"
 
 namespace jaxgraph::testing {
@@ -161,7 +162,9 @@ inline NodeCase RandomNode(Rng& rng, Op op) {
       return RandomIndexed(rng, op);
     case Op::kCopy:
       return RandomCopy(rng);
-    default:
+    case Op::kAttention:
+      return RandomAttention(rng);
+    case Op::kView:
       break;
   }
   return {};

@@ -2,6 +2,7 @@
 // of speed. It rounds to the dtype after each instruction, as ffi/core/expr.h asks.
 #pragma once
 
+#include "ffi/core/attention.h"
 #include "ffi/core/expr.h"
 #include "tests/ffi/kernels/node_case.h"
 
@@ -480,6 +481,62 @@ inline void ReferenceCopy(const Node& node, Buffers* buffers) {
   });
 }
 
+// A dense tensor like `like` on a new buffer.
+inline TensorRef AddDense(const TensorRef& like, Buffers* buffers) {
+  TensorRef t = like;
+  int64_t size = static_cast<int64_t>(SizeOf(t.dtype));
+  for (int64_t d = t.rank - 1, stride = 1; d >= 0; --d) {
+    t.strides[d] = stride;
+    stride *= t.shape[d];
+    size *= t.shape[d];
+  }
+  t.base = static_cast<uint32_t>(buffers->size());
+  t.offset = 0;
+  buffers->emplace_back(size);
+  return t;
+}
+
+// All scores are laid out, the program runs over them as a node of its own.
+inline void ReferenceAttention(const Node& node, Buffers* buffers) {
+  const TensorRef &out = node.outs[0], &q = node.srcs[0], &k = node.srcs[1], &v = node.srcs[2];
+  Attention attention;
+  const Status status = DecodeAttention(node, &attention);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const size_t num_buffers = buffers->size();
+  Node& scores = attention.scores;
+  TensorRef& raw = scores.srcs[attention.params.raw_source];
+  raw = AddDense(raw, buffers);
+  scores.outs[0] = AddDense(scores.outs[0], buffers);
+  ForEachIndex(raw, [&](const int64_t* i) {
+    double sum = 0;
+    for (int64_t d = 0; d < q.shape[3]; ++d) {
+      const int64_t a[] = {i[0], i[1], i[2], d}, b[] = {i[0], i[1], d, i[3]};
+      sum += Read(*buffers, q, a).f * Read(*buffers, k, b).f;
+    }
+    Write(*buffers, raw, i, {sum, 0});
+  });
+  ReferenceExpr(scores, buffers).Run();
+
+  ForEachIndex(out, [&](const int64_t* i) {
+    const int64_t s = v.shape[2];
+    int64_t at[] = {i[0], i[1], i[2], 0};
+    const auto score = [&](int64_t j) {
+      at[3] = j;
+      return Read(*buffers, scores.outs[0], at).f;
+    };
+    double peak = -HUGE_VAL, total = 0, sum = 0;
+    for (int64_t j = 0; j < s; ++j) peak = ReferenceMax(peak, score(j));
+    for (int64_t j = 0; j < s; ++j) {
+      const double weight = std::exp(score(j) - peak);
+      const int64_t b[] = {i[0], i[1], j, i[3]};
+      total += weight;
+      sum += weight * Read(*buffers, v, b).f;
+    }
+    Write(*buffers, out, i, {s == 0 ? 0 : sum / total, 0});
+  });
+  buffers->resize(num_buffers);
+}
+
 // Runs the case's node on a copy of its buffers.
 inline Buffers RunReference(const NodeCase& c) {
   Buffers buffers = c.buffers;
@@ -498,7 +555,10 @@ inline Buffers RunReference(const NodeCase& c) {
     case Op::kCopy:
       ReferenceCopy(c.node, &buffers);
       break;
-    default:
+    case Op::kAttention:
+      ReferenceAttention(c.node, &buffers);
+      break;
+    case Op::kView:
       break;
   }
   return buffers;
