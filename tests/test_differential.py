@@ -74,6 +74,18 @@ SHAPING = {
     "slice": lambda x: (
         jnp.pad(x[..., :-1], [(0, 0)] * (x.ndim - 1) + [(1, 0)]) if x.shape[-1] > 1 else x
     ),
+    "pad": lambda x: jnp.pad(x, [(1, 0)] + [(0, 1)] * (x.ndim - 1))[
+        tuple(slice(n) for n in x.shape)
+    ],
+    "pad_inside": lambda x: lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 1)] * x.ndim)[
+        tuple(slice(n) for n in x.shape)
+    ],
+    "pad_negative": lambda x: (
+        lax.pad(x, jnp.ones((), x.dtype), [(2, -2, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+        if x.shape[0] > 2
+        else x
+    ),
+    "tile": lambda x: jnp.tile(x, 2)[..., : x.shape[-1]],
     "gather": lambda x: x[jnp.arange(x.shape[0])[::-1]],
     "update": lambda x: x.at[0].set(2 * x[0]),
     "dynamic": lambda x: lax.dynamic_update_slice(

@@ -22,6 +22,10 @@ VIEWS = frozenset(
         "bitcast_convert_type",
         "iota",
         "concatenate",
+        "stack",
+        "unstack",
+        "tile",
+        "pad",
     }
 )
 _REDUCTIONS = {
@@ -42,6 +46,17 @@ def why_not(eqn: FlatEqn) -> str | None:
     name = eqn.primitive.name
     if name == "reshape" and eqn.params.get("dimensions") is not None:
         return "reshapes in an order of dimensions of its own"
+    if name == "pad" and any(
+        max(0, -low) + max(0, -high) >= (n - 1) * (gap + 1) + 1
+        for n, (low, high, gap) in zip(
+            eqn.inputs[0].aval.shape, eqn.params["padding_config"], strict=True
+        )
+    ):
+        return "pads away a whole axis"
+    if name == "tile" and 2 * len(eqn.params["reps"]) > 8:
+        return "tiles an array of more than 4 dimensions"
+    if name in ("stack", "pad") and len(eqn.outputs[0].aval.shape) > 7:
+        return "puts together an array of more than 7 dimensions"
     if name == "bitcast_convert_type" and np.bool_ in (
         eqn.inputs[0].aval.dtype,
         eqn.outputs[0].aval.dtype,
@@ -63,11 +78,24 @@ def lower_view(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> 
         return [graph.add("broadcast", (line,), out.shape, out.dtype, label, dims=(dim,))]
     if name == "concatenate":
         pieces = [t for t in inputs if t.size]
-        axis = params["dimension"]
-        if len(pieces) == 1:
-            return pieces
-        return [graph.add("concat", pieces, out.shape, out.dtype, label, axis=axis)]
+        return [concatenate(graph, pieces, params["dimension"], label)]
+    if name == "stack":
+        axis = params["axis"]
+        thin = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
+        return [concatenate(graph, [reshape(graph, t, thin, label) for t in inputs], axis, label)]
+    if name == "pad":
+        return [_pad(graph, *inputs, params["padding_config"], label)]
     (x,) = inputs
+    if name == "unstack":
+        axis = params["axis"]
+        thin = [take(graph, x, axis, i, 1, label) for i in range(x.shape[axis])]
+        return [reshape(graph, t, out.shape, label) for t in thin]
+    if name == "tile":
+        reps = tuple(params["reps"])
+        apart = tuple(n for pair in zip(reps, x.shape, strict=True) for n in pair)
+        places = tuple(range(1, 2 * len(reps), 2))
+        wide = graph.add("broadcast", (x,), apart, x.dtype, label, dims=places)
+        return [reshape(graph, wide, out.shape, label)]
     if name == "split":
         pieces, start = [], 0
         for size in params["sizes"]:
@@ -120,6 +148,44 @@ def lower_reduction(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str
         return [reshape(graph, x, out.shape, label)]
     reduced = graph.add("reduce", (flat,), rows, out.dtype, label, op=op)
     return [reshape(graph, reduced, out.shape, label)]
+
+
+def _pad(graph: Graph, x: Tensor, fill: Tensor, config, label: str) -> Tensor:
+    """Edges and gaps are concatenated; a negative edge is cut off."""
+
+    def filled(shape) -> Tensor:
+        return graph.add("broadcast", (fill,), shape, x.dtype, label, dims=())
+
+    for axis, (low, high, interior) in enumerate(config):
+        n = x.shape[axis]
+        if interior and n > 1:
+            before, behind = x.shape[:axis], x.shape[axis + 1 :]
+            cell = reshape(graph, x, (*before, n, 1, *behind), label)
+            gap = filled((*before, n, interior, *behind))
+            spread = concatenate(graph, [cell, gap], axis + 1, label)
+            x = reshape(graph, spread, (*before, n * (interior + 1), *behind), label)
+            n = n * (interior + 1) - interior
+            x = take(graph, x, axis, 0, n, label)
+        start, stop = max(0, -low), n - max(0, -high)
+        x = take(graph, x, axis, start, stop - start, label)
+        edge = list(x.shape)
+        pieces = []
+        for size, piece in ((low, None), (0, x), (high, None)):
+            if piece is None and size > 0:
+                edge[axis] = size
+                piece = filled(tuple(edge))
+            if piece is not None:
+                pieces.append(piece)
+        x = concatenate(graph, pieces, axis, label)
+    return x
+
+
+def concatenate(graph: Graph, pieces: list[Tensor], axis: int, label: str) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    shape = list(pieces[0].shape)
+    shape[axis] = sum(t.shape[axis] for t in pieces)
+    return graph.add("concat", pieces, shape, pieces[0].dtype, label, axis=axis)
 
 
 def reshape(graph: Graph, x: Tensor, shape, label: str) -> Tensor:

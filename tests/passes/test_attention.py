@@ -1,0 +1,245 @@
+"""Attention: recognised in every spelling, and never where something else is computed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxgraph
+from jaxgraph.frontend.flatten import flatten
+from jaxgraph.frontend.lowering import build_graph
+from jaxgraph.passes.attention import find_attention
+from jaxgraph.passes.fuse import fuse
+from jaxgraph.passes.splits import cut
+from jaxgraph.plan import units as un
+from jaxgraph.plan.storage import plan_storage
+
+B, KV, G, D, S = 2, 2, 3, 8, 16
+Q = jax.random.normal(jax.random.key(0), (B, KV, G, D))
+K = jax.random.normal(jax.random.key(1), (B, S, KV, D))
+V = jax.random.normal(jax.random.key(2), (B, S, KV, D))
+AT = jnp.int32(9)
+
+
+def scores(q, k):
+    return jnp.einsum("bkgd,bskd->bkgs", q, k)
+
+
+def mix(p, v):
+    return jnp.einsum("bkgs,bskd->bkgd", p, v)
+
+
+def visible(at, s=S):
+    return jnp.arange(s) <= at
+
+
+def where_mask(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k) * D**-0.5, -jnp.inf)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def finite_mask(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k) / D**0.5, jnp.finfo(jnp.float32).min)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def additive_mask(q, k, v, at):
+    s = scores(q, k) * D**-0.5 + jnp.where(visible(at), 0.0, -jnp.inf)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def scaled_after_the_mask(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf) * D**-0.5
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def by_hand(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -1e30)
+    e = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
+    return mix(e / e.sum(-1, keepdims=True), v)
+
+
+def soft_cap_and_window(q, k, v, at):
+    s = 30.0 * jnp.tanh(scores(q, k) / 30.0)
+    near = (jnp.arange(S) > at - 4) & visible(at)
+    return mix(jax.nn.softmax(jnp.where(near, s, -jnp.inf), -1), v)
+
+
+def bias(q, k, v, at):
+    s = scores(q, k) - 0.1 * jnp.abs(jnp.arange(S) - at)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def no_mask(q, k, v, at):
+    return mix(jax.nn.softmax(scores(q, k), -1), v)
+
+
+def narrow_weights(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    return mix(jax.nn.softmax(s.astype(jnp.float32), -1).astype(v.dtype), v)
+
+
+def matmuls(q, k, v, at):
+    s = q @ k.transpose(0, 2, 3, 1)
+    s = jnp.where(visible(at), s, -jnp.inf)
+    return jax.nn.softmax(s, -1) @ v.transpose(0, 2, 1, 3)
+
+
+def each_row_its_position(q, k, v, at):
+    at = jnp.stack([at, at - 5])
+    seen = jnp.arange(S) <= at[:, None]
+    s = jnp.where(seen[:, None, None, :], scores(q, k), -jnp.inf)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+SPELLINGS = [
+    where_mask,
+    finite_mask,
+    additive_mask,
+    scaled_after_the_mask,
+    by_hand,
+    soft_cap_and_window,
+    bias,
+    no_mask,
+    narrow_weights,
+    matmuls,
+    each_row_its_position,
+]
+BOUNDED = [f for f in SPELLINGS if f not in (bias, no_mask)]
+
+
+def units(fun, *args):
+    step = flatten(jax.make_jaxpr(fun)(*args), 64)
+    runs, left = cut(step)
+    assert [r.backend for r in runs] == ["native"], left
+    graph = build_graph(step.inputs, runs[0].eqns, step.outputs, {})
+    return plan_storage(fuse(find_attention(graph))).units
+
+
+def attention_units(fun, *args):
+    return [u for u in units(fun, *args) if u.op == un.ATTENTION]
+
+
+@pytest.mark.parametrize("fun", SPELLINGS, ids=lambda f: f.__name__)
+def test_spellings_are_one_node(fun):
+    found = units(fun, Q, K, V, AT)
+    assert len([u for u in found if u.op == un.ATTENTION]) == 1
+    assert not any(u.op in (un.MATMUL, un.ROW) for u in found)
+
+
+@pytest.mark.parametrize("fun", SPELLINGS, ids=lambda f: f.__name__)
+def test_what_can_be_seen_is_known_where_the_mask_says_it(fun):
+    (unit,) = attention_units(fun, Q, K, V, AT)
+    bound = unit.params[1]
+    assert (bound != un.NO_BOUND) == (fun in BOUNDED)
+    if bound != un.NO_BOUND:
+        assert unit.srcs[bound].dtype == np.int32
+        assert unit.srcs[bound].layout.strides[-1] == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("fun", SPELLINGS, ids=lambda f: f.__name__)
+def test_spellings_compute_what_jit_computes(fun, dtype):
+    args = [x.astype(dtype) for x in (Q, K, V)]
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    wide = jax.jit(fun)(Q, K, V, AT)
+    tolerance = {jnp.float32: 1e-5, jnp.bfloat16: 4e-2, jnp.float16: 6e-3}[dtype]
+    for at in (9, 0, 15):
+        wide = jax.jit(fun)(*[x.astype(jnp.float32) for x in args], jnp.int32(at))
+        got = step(*args, jnp.int32(at)).astype(jnp.float32)
+        scale = 1 + np.abs(wide).max(initial=0, where=np.isfinite(wide))
+        np.testing.assert_allclose(got, wide, atol=tolerance * scale, rtol=0)
+
+
+def sum_of_other_scores(q, k, v, at):
+    s = scores(q, k)
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return mix(e / jnp.exp(s).sum(-1, keepdims=True), v)
+
+
+def another_axis(q, k, v, at):
+    return mix(jax.nn.softmax(scores(q, k), -2), v)
+
+
+def maximum_of_other_scores(q, k, v, at):
+    s = scores(q, k)
+    e = jnp.exp(s - (2 * s).max(-1, keepdims=True))
+    return mix(e / e.sum(-1, keepdims=True), v)
+
+
+def not_normalised(q, k, v, at):
+    s = scores(q, k)
+    return mix(jnp.exp(s - s.max(-1, keepdims=True)), v)
+
+
+def weights_are_returned(q, k, v, at):
+    p = jax.nn.softmax(scores(q, k), -1)
+    return mix(p, v), p
+
+
+def scores_are_returned(q, k, v, at):
+    s = scores(q, k)
+    return mix(jax.nn.softmax(s, -1), v), s
+
+
+def weights_are_changed(q, k, v, at):
+    return mix(jnp.square(jax.nn.softmax(scores(q, k), -1)), v)
+
+
+NEAR_MISSES = [
+    sum_of_other_scores,
+    another_axis,
+    maximum_of_other_scores,
+    not_normalised,
+    weights_are_returned,
+    scores_are_returned,
+    weights_are_changed,
+]
+
+
+@pytest.mark.parametrize("fun", NEAR_MISSES, ids=lambda f: f.__name__)
+def test_near_misses_are_not_attention_and_right(fun):
+    assert attention_units(fun, Q, K, V, AT) == []
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    for _ in range(3):
+        got, expected = step(Q, K, V, AT), jax.jit(fun)(Q, K, V, AT)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, expected
+        )
+
+
+def bound_of(mask):
+    def fun(q, k, v, at):
+        s = jnp.where(mask(at), scores(q, k), -jnp.inf)
+        return mix(jax.nn.softmax(s, -1), v)
+
+    (unit,) = attention_units(fun, Q, K, V, AT)
+    return unit.params[1]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda at: jnp.arange(S) >= at,  # the other side
+        lambda at: jnp.arange(S) != at,  # not monotone
+        lambda at: (jnp.arange(S) <= at) | (jnp.arange(S) > 12),  # more than the bound is seen
+        lambda at: jnp.arange(S)[::-1] <= at,  # counted from the end
+        lambda at: jnp.arange(S) * 2 <= at,  # another scale
+        lambda at: ~(jnp.arange(S) <= at),
+    ],
+)
+def test_masks_that_bound_nothing(mask):
+    assert bound_of(mask) == un.NO_BOUND
+
+
+def test_a_finite_fill_bounds_nothing_where_other_conditions_hide_whole_rows():
+    def fun(q, k, v, at):
+        seen = visible(at) & (jnp.arange(S) > 12)  # with at = 9: nothing
+        s = jnp.where(seen, scores(q, k), -1e30)
+        return mix(jax.nn.softmax(s, -1), v)
+
+    (unit,) = attention_units(fun, Q, K, V, AT)
+    assert unit.params[1] == un.NO_BOUND
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    np.testing.assert_allclose(step(Q, K, V, AT), jax.jit(fun)(Q, K, V, AT), rtol=1e-4, atol=1e-5)
