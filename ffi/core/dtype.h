@@ -24,10 +24,11 @@ enum class DType : uint8_t {
 constexpr int kNumDTypes = 13;
 
 constexpr size_t SizeOf(DType t) {
-  constexpr size_t sizes[kNumDTypes] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
-  return sizes[static_cast<int>(t)];
+  // Sixteen, so that no value of a hostile byte that slipped through leads out of the table.
+  constexpr size_t sizes[16] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+  return sizes[static_cast<int>(t) & 15];
 }
-constexpr bool IsFloat(DType t) { return t >= DType::kF16; }
+constexpr bool IsFloat(DType t) { return t >= DType::kF16 && t <= DType::kF64; }
 constexpr bool IsSigned(DType t) { return t >= DType::kS8 && t <= DType::kS64; }
 constexpr bool IsUnsigned(DType t) { return t >= DType::kU8 && t <= DType::kU64; }
 constexpr const char* NameOf(DType t) {
