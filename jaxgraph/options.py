@@ -10,6 +10,7 @@ from typing import Any
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 _ADDRESS_POLICIES = ("update", "rewarm")
+_UPDATE_DEPTHS = ("patch", "recapture", "instantiate")  # in the order of UpdateDepth
 
 
 def _env_bool(variable: str, default: bool) -> bool:
@@ -33,6 +34,16 @@ def _env_int(variable: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{variable}={text!r} is not an integer") from None
+
+
+def _env_float(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    if text is None or not text.strip():
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{variable}={text!r} is not a number") from None
 
 
 def _env_word(variable: str, default: str) -> str:
@@ -76,6 +87,18 @@ class Options:
         off).
       on_address_change: what a captured variant does when an address moved: "update" its
         executables, or "rewarm" (JAXGRAPH_ON_ADDRESS_CHANGE, default "update").
+      update_depth: the cheapest way that may be taken to bring an executable up to date: "patch"
+        the nodes that changed, "recapture" the chunk and update its executable in place, or
+        "instantiate" a new one. For tests and for finding out which of them misbehaves
+        (JAXGRAPH_UPDATE_DEPTH, default "patch").
+      idle_seconds: a recording that nobody replayed for so long is destroyed; 0 keeps it for ever
+        (JAXGRAPH_IDLE_SECONDS, default 10).
+      sweep_seconds: how often idle recordings are looked for, in calls that come anyway
+        (JAXGRAPH_SWEEP_SECONDS, default 5).
+      max_executables: executables alive on a device, those of the least recently used variant
+        destroyed first; 0 sets no bound (JAXGRAPH_MAX_EXECUTABLES, default 1024).
+      memory_budget: bytes that a device's executables may take, by an estimate that is calibrated
+        when the first is made; 0 sets no bound (JAXGRAPH_MEMORY_BUDGET, default 1 GiB).
       max_unroll: the longest `scan` that is unrolled (JAXGRAPH_MAX_UNROLL, default 256).
     """
 
@@ -90,6 +113,11 @@ class Options:
     on_address_change: str = _from_environment(
         lambda: _env_word("JAXGRAPH_ON_ADDRESS_CHANGE", "update")
     )
+    update_depth: str = _from_environment(lambda: _env_word("JAXGRAPH_UPDATE_DEPTH", "patch"))
+    idle_seconds: float = _from_environment(lambda: _env_float("JAXGRAPH_IDLE_SECONDS", 10.0))
+    sweep_seconds: float = _from_environment(lambda: _env_float("JAXGRAPH_SWEEP_SECONDS", 5.0))
+    max_executables: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_EXECUTABLES", 1024))
+    memory_budget: int = _from_environment(lambda: _env_int("JAXGRAPH_MEMORY_BUDGET", 1 << 30))
     max_unroll: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_UNROLL", 256))
 
     def __post_init__(self) -> None:
@@ -97,11 +125,20 @@ class Options:
         _check_at_least(self, "warmup_calls", 1)
         _check_at_least(self, "max_variants", 1)
         _check_at_least(self, "max_failures", 0)
+        _check_at_least(self, "max_executables", 0)
+        _check_at_least(self, "memory_budget", 0, below=2**64)
         _check_at_least(self, "max_unroll", 0)
+        _check_seconds(self, "idle_seconds")
+        _check_seconds(self, "sweep_seconds")
         if self.on_address_change not in _ADDRESS_POLICIES:
             raise ValueError(
                 f"on_address_change={self.on_address_change!r} "
                 "(JAXGRAPH_ON_ADDRESS_CHANGE): use 'update' or 'rewarm'"
+            )
+        if self.update_depth not in _UPDATE_DEPTHS:
+            raise ValueError(
+                f"update_depth={self.update_depth!r} "
+                "(JAXGRAPH_UPDATE_DEPTH): use 'patch', 'recapture' or 'instantiate'"
             )
 
     def exec_options(self) -> dict[str, int | bool]:
@@ -115,12 +152,28 @@ class Options:
             "fusion": self.fusion,
             "concurrency": self.concurrency,
             "rewarm_on_address_change": self.on_address_change == "rewarm",
+            "update_depth": _UPDATE_DEPTHS.index(self.update_depth),
+            "idle_ms": round(self.idle_seconds * 1000),
+            "sweep_ms": round(self.sweep_seconds * 1000),
+            "max_executables": self.max_executables,
+            "memory_budget": self.memory_budget,
         }
 
 
-def _check_at_least(options: Options, field: str, least: int) -> None:
+def _check_at_least(options: Options, field: str, least: int, below: int = 2**32) -> None:
     value = getattr(options, field)
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{field}={value!r} must be an integer")
-    if not least <= value < 2**32:
-        raise ValueError(f"{field}={value} (JAXGRAPH_{field.upper()}) must lie in [{least}, 2**32)")
+    if not least <= value < below:
+        raise ValueError(
+            f"{field}={value} (JAXGRAPH_{field.upper()}) must lie in [{least}, "
+            f"2**{below.bit_length() - 1})"
+        )
+
+
+def _check_seconds(options: Options, field: str) -> None:
+    value = getattr(options, field)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{field}={value!r} must be a number of seconds")
+    if not 0 <= value <= 1e6:  # also refuses NaN
+        raise ValueError(f"{field}={value} (JAXGRAPH_{field.upper()}) must lie in [0, 1e6]")

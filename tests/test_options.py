@@ -18,6 +18,11 @@ VARIABLES = [
     "JAXGRAPH_DISABLE_CONCURRENCY",
     "JAXGRAPH_ON_ADDRESS_CHANGE",
     "JAXGRAPH_MAX_UNROLL",
+    "JAXGRAPH_UPDATE_DEPTH",
+    "JAXGRAPH_IDLE_SECONDS",
+    "JAXGRAPH_SWEEP_SECONDS",
+    "JAXGRAPH_MAX_EXECUTABLES",
+    "JAXGRAPH_MEMORY_BUDGET",
 ]
 
 
@@ -36,6 +41,8 @@ def test_defaults():
     assert options.fusion
     assert options.concurrency
     assert options.on_address_change == "update"
+    assert options.update_depth == "patch"
+    assert (options.idle_seconds, options.sweep_seconds) == (10, 5)
 
 
 @pytest.mark.parametrize("text", ["0", "false", "no", "off", "", " 0 ", "False", "OFF"])
@@ -65,6 +72,10 @@ def test_a_switch_that_says_yes_is_on(monkeypatch, text):
         ("JAXGRAPH_CHUNK_SIZE", "-1"),
         ("JAXGRAPH_WARMUP_CALLS", "0"),
         ("JAXGRAPH_ON_ADDRESS_CHANGE", "panic"),
+        ("JAXGRAPH_UPDATE_DEPTH", "deep"),
+        ("JAXGRAPH_IDLE_SECONDS", "long"),
+        ("JAXGRAPH_SWEEP_SECONDS", "nan"),
+        ("JAXGRAPH_MEMORY_BUDGET", "-1"),
     ],
 )
 def test_garbage_gives_one_line_that_names_the_variable(monkeypatch, variable, text):
@@ -120,7 +131,9 @@ def test_exec_options_name_every_setting_of_the_core():
         "split": 0,
         "key": bytes(16),
         "arena_bytes": 0,
-        "options": Options(chunk_size=5, on_address_change="rewarm").exec_options(),
+        "options": Options(
+            chunk_size=5, on_address_change="rewarm", update_depth="instantiate", idle_seconds=1.5
+        ).exec_options(),
         "bases": [dict(kind=0, hint=0, written=True, alias=-1, index=0, nbytes=0, label="arena")],
         "nodes": [],
     }
@@ -128,3 +141,4 @@ def test_exec_options_name_every_setting_of_the_core():
     assert described == spec["options"]
     assert described["chunk_size"] == 5
     assert described["rewarm_on_address_change"]
+    assert (described["update_depth"], described["idle_ms"]) == (2, 1500)

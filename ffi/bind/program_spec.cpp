@@ -87,6 +87,11 @@ ExecOptions OptionsFromSpec(const nb::dict& spec) {
   options.fusion = Get<bool>(spec, "fusion");
   options.concurrency = Get<bool>(spec, "concurrency");
   options.rewarm_on_address_change = Get<bool>(spec, "rewarm_on_address_change");
+  options.update_depth = static_cast<UpdateDepth>(Get<uint8_t>(spec, "update_depth"));
+  options.idle_ms = Get<uint32_t>(spec, "idle_ms");
+  options.sweep_ms = Get<uint32_t>(spec, "sweep_ms");
+  options.max_executables = Get<uint32_t>(spec, "max_executables");
+  options.memory_budget = Get<uint64_t>(spec, "memory_budget");
   return options;
 }
 
@@ -145,6 +150,11 @@ nb::dict DescribeOptions(const ExecOptions& options) {
   out["fusion"] = options.fusion;
   out["concurrency"] = options.concurrency;
   out["rewarm_on_address_change"] = options.rewarm_on_address_change;
+  out["update_depth"] = static_cast<uint8_t>(options.update_depth);
+  out["idle_ms"] = options.idle_ms;
+  out["sweep_ms"] = options.sweep_ms;
+  out["max_executables"] = options.max_executables;
+  out["memory_budget"] = options.memory_budget;
   return out;
 }
 

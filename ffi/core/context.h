@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "ffi/core/branches.h"
 #include "ffi/core/ledger.h"
 #include "ffi/core/status.h"
 #include "ffi/device/graph_device.h"
@@ -24,7 +25,8 @@ struct Arena {
 
 class Context {
  public:
-  Context(GraphDevice* device, Stream stream) : stream(stream), device_(device) {}
+  Context(GraphDevice* device, Stream stream)
+      : stream(stream), side_streams(device), device_(device) {}
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -37,7 +39,9 @@ class Context {
   Arena arena;
   Ledger ledger;
   Stream capture_stream = nullptr;  // made at the first capture
+  SideStreams side_streams;         // for branches, in captures and beside `stream`
   std::vector<char*> addresses;     // of the present call, by base
+  std::vector<uint32_t> wandered;   // bases that moved since the variant's last call, uid or no uid
 
  private:
   GraphDevice* device_;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "ffi/core/context.h"
@@ -20,6 +21,11 @@ namespace {
 
 double WallClock() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+double SteadyClock() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
 }
 
@@ -41,6 +47,9 @@ class DeviceScope {
   int previous_ = 0;
   Status status_;
 };
+
+// What a node of an executable takes of the device's memory, until it is calibrated.
+constexpr double kDefaultBytesPerNode = 1024;
 
 struct Call {
   const std::shared_ptr<const Program>& program;
@@ -94,9 +103,13 @@ std::string FindNotCapturable(const Program& program, const Emitter& emitter) {
 // How the present call stands to the variant's last one.
 struct Identity {
   Variant* variant = nullptr;
-  bool addresses_changed = false;  // of nodes
-  bool operands_wandered = false;  // a slot must be filled from another buffer
-  bool results_wandered = false;
+  bool addresses_changed = false;  // of nodes, in bases that are used in place
+  // The recording differs from what this call asks for in the nodes that touch `moved` and in the
+  // slot copies alone.
+  bool partial = false;
+  std::vector<uint32_t> moved;  // bases that the nodes find elsewhere now
+  bool copies_in = false;       // a slot must be filled from another buffer
+  bool copies_out = false;
   std::string why;  // of a change, or of a new variant
 };
 
@@ -106,43 +119,61 @@ struct Executor::Impl {
   Impl(GraphDevice* device, const Emitter* emitter, std::function<double()> clock)
       : device(device),
         emitter(emitter),
+        clock(clock ? clock : SteadyClock),
         statistics(device->ordinal(), clock ? std::move(clock) : WallClock),
         contexts(device) {}
 
   Status RunCall(Context& context, const Call& call);
+  Status RunGates(Context& context, const Call& call, Variant** variant);
   Status RunOutside(Context& context, const Call& call, const char* why);
 
   Status Identify(Context& context, Entry& entry, const Call& call, Identity* identity);
-  bool HitsUid(const Context& context, const Variant& variant, const Program& program,
-               Identity* identity) const;
+  bool HitsUid(Context& context, const Variant& variant, const Program& program) const;
+  Status Follow(Context& context, Identity* identity);
+  void Settle(Context& context, Variant* variant, Identity* identity);
   Variant* FindSameProgram(Context& context, Entry& entry, const Program& program) const;
   Status ChangeAddresses(Context& context, Variant* variant, Identity* identity);
   Status AddVariant(Context& context, Entry& entry, const Call& call, Identity* identity);
+  void NoteMoved(Variant* variant, size_t base);
 
   bool Warm(const Identity& identity);
   Status RunEager(Context& context, const Call& call, Variant* variant, const std::string& why);
-  Status Record(Context& context, const Call& call, const Identity& identity);
-  Status Replay(Context& context, const Call& call, const Identity& identity);
-  Status GoOnEagerly(const LaunchPlan& plan, size_t chunk, const Call& call, Variant* variant,
-                     const Status& failure);
-  Status LaunchEagerly(const LaunchPlan& plan, size_t first_chunk, Stream stream);
+  Status Record(Context& context, Entry& entry, const Call& call, const Identity& identity);
+  Status Replay(Context& context, Entry& entry, const Call& call, const Identity& identity);
+  Status GoOnEagerly(const LaunchPlan& plan, size_t chunk, Entry& entry, const Call& call,
+                     Variant* variant, const Status& failure);
+  Status LaunchAll(const std::vector<Launch>& launches, Stream stream);
+  Status LaunchBranches(Context& context, const std::vector<Launch>& launches, const Call& call);
+
+  void Calibrate(const Recording& recording);
+  uint64_t MemoryOf(uint64_t nodes) const {
+    return static_cast<uint64_t>(static_cast<double>(nodes) * bytes_per_node.load());
+  }
+  void Sweep(Context& context, const ExecOptions& options, double now);
+  void Trim(Context& context, const Variant* present);
+  void Drop(Context& context, const Variant* variant, const std::string& why);
 
   Status Plan(const Context& context, const Variant& variant, LaunchPlan* plan) const {
-    return MakePlan(*emitter, variant.program(), variant.placement, context.addresses,
-                    variant.snapshot.bases, plan);
+    return Planner(*emitter, variant.program(), variant.placement)
+        .Make({context.addresses, variant.snapshot.bases}, plan);
   }
   Recorder MakeRecorder(Context& context, const Variant& variant) {
-    return Recorder(device, variant.stats, &context.capture_stream,
-                    [this, &variant](std::string why) {
+    return Recorder(device, variant.stats, &context.capture_stream, &context.side_streams,
+                    variant.program().options.update_depth, [this, &variant](std::string why) {
                       statistics.Log(variant.program(), "instantiate", std::move(why));
                     });
   }
 
   GraphDevice* const device;
   const Emitter* const emitter;
+  const std::function<double()> clock;
   Statistics statistics;
   ContextPool contexts;
   std::atomic<uint64_t> reserved{0};
+  std::atomic<uint64_t> next_call{1};
+  std::atomic<double> next_sweep_s{0};
+  std::atomic<double> bytes_per_node{kDefaultBytesPerNode};
+  std::once_flag calibrated;
 };
 
 Status Executor::Impl::RunCall(Context& context, const Call& call) {
@@ -165,31 +196,55 @@ Status Executor::Impl::RunCall(Context& context, const Call& call) {
   }
   if (nested) return RunOutside(context, call, "the stream is being captured by somebody else");
 
+  Variant* variant = nullptr;
+  const Status status = RunGates(context, call, &variant);
+  if (variant != nullptr) {
+    const double now = clock();
+    variant->last_used_s = now;
+    variant->last_call = next_call++;
+    Sweep(context, program.options, now);
+  }
+  return status;
+}
+
+Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** found) {
+  const Program& program = *call.program;
+
   // Gate 1: the key finds the entry.
   Entry& entry = context.ledger.EntryOf(program.key);
 
   // Gate 2: the uid, else the node properties, find the variant and what has changed.
   Identity identity;
   JAXGRAPH_RETURN_IF_ERROR(Identify(context, entry, call, &identity));
-  Variant* variant = identity.variant;
+  Variant* variant = *found = identity.variant;
   variant->stats->RaiseArena(context.arena.capacity);
 
   // Gate 3: may it be captured at all, and is it still worth trying?
   if (!variant->not_capturable.empty()) {
     return RunEager(context, call, variant, variant->not_capturable);
   }
-  if (variant->failures > 0 && variant->failures >= program.options.max_failures) {
-    return RunEager(context, call, variant, "too many failures: " + variant->last_failure);
+  if (!entry.failures.empty()) {
+    const Failures* failures = entry.FindFailures(program);
+    if (failures != nullptr && failures->count >= program.options.max_failures) {
+      return RunEager(context, call, variant, "too many failures: " + failures->last);
+    }
+  }
+  const uint64_t budget = program.options.memory_budget;
+  if (budget > 0 && MemoryOf(program.nodes.size()) > budget) {
+    return RunEager(context, call, variant, "its executables alone exceed the memory budget");
   }
 
   // Gate 4: is it warm?
   if (!Warm(identity)) return RunEager(context, call, variant, identity.why);
 
-  // Gate 5: captured, and captured of these very addresses? Else capture or update.
-  if (!variant->recording.current) return Record(context, call, identity);
+  // Gate 5: captured, and with what has changed known? Else capture, or compare every launch.
+  const Recording& recording = variant->recording;
+  if (recording.chunks.empty() || !(recording.current || identity.partial)) {
+    return Record(context, entry, call, identity);
+  }
 
-  // Gate 6: replay.
-  return Replay(context, call, identity);
+  // Gate 6: replay, after the launches that have changed were updated.
+  return Replay(context, entry, call, identity);
 }
 
 // Runs without identity, arena slots or recording: what is launched here is not ours to keep.
@@ -202,8 +257,10 @@ Status Executor::Impl::RunOutside(Context& context, const Call& call, const char
   placement.Resolve(context.addresses, context.arena.data(), &resolved);
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(
-      MakePlan(*emitter, program, placement, context.addresses, resolved, &plan));
-  JAXGRAPH_RETURN_IF_ERROR(LaunchEagerly(plan, 0, call.stream));
+      Planner(*emitter, program, placement).Make({context.addresses, resolved}, &plan));
+  for (const PlannedChunk& chunk : plan.chunks) {
+    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(chunk.launches, call.stream));
+  }
   FunctionStats* stats = statistics.Of(program.function_id);
   stats->RaiseArena(context.arena.capacity);
   stats->Add(Counter::kExecutions);
@@ -215,15 +272,15 @@ Status Executor::Impl::RunOutside(Context& context, const Call& call, const char
 Status Executor::Impl::Identify(Context& context, Entry& entry, const Call& call,
                                 Identity* identity) {
   const Program& program = *call.program;
-  for (const std::unique_ptr<Variant>& variant : entry.variants) {
-    if (!HitsUid(context, *variant, program, identity)) continue;
-    identity->variant = variant.get();
+  for (const std::unique_ptr<Variant>& at : entry.variants) {
+    Variant* variant = at.get();
+    if (!HitsUid(context, *variant, program)) continue;
+    identity->variant = variant;
     variant->stats->Add(Counter::kUidHits);
-    if (identity->operands_wandered || identity->results_wandered) {
-      JAXGRAPH_RETURN_IF_ERROR(CheckAddresses(program, variant->placement, context.addresses));
-      variant->addresses = context.addresses;
-    }
-    if (variant != entry.variants.front()) entry.Touch(variant.get());
+    variant->placement.BeginCall();
+    if (variant != entry.variants.front().get()) entry.Touch(variant);
+    if (!context.wandered.empty()) JAXGRAPH_RETURN_IF_ERROR(Follow(context, identity));
+    if (variant->placement.DueToSettle()) Settle(context, variant, identity);
     return Status::Ok();
   }
 
@@ -237,30 +294,62 @@ Status Executor::Impl::Identify(Context& context, Entry& entry, const Call& call
 }
 
 // The shortcut: the same program, the same arena, and every base that is used in place where it
-// was.
-bool Executor::Impl::HitsUid(const Context& context, const Variant& variant, const Program& program,
-                             Identity* identity) const {
+// was. Gathers the bases that wandered.
+bool Executor::Impl::HitsUid(Context& context, const Variant& variant,
+                             const Program& program) const {
+  context.wandered.clear();
   if (!variant.Runs(program) || variant.arena_generation != context.arena.generation) return false;
   const std::vector<char*>& last = variant.addresses;
   const std::vector<char*>& now = context.addresses;
-  bool operands = false;
-  bool results = false;
-  if (std::memcmp(last.data(), now.data(), now.size() * sizeof now[0]) != 0) {
-    for (size_t b = 1; b < now.size(); ++b) {
-      if (last[b] == now[b]) continue;
-      const Place place = variant.placement.place(b);
-      if (place == Place::kInPlace) return false;
-      if (place != Place::kSlot) continue;
-      (program.bases[b].kind == BaseKind::kOperand ? operands : results) = true;
-    }
+  if (std::memcmp(last.data(), now.data(), now.size() * sizeof now[0]) == 0) return true;
+  for (size_t b = 1; b < now.size(); ++b) {
+    if (last[b] == now[b]) continue;
+    const Place place = variant.placement.place(b);
+    if (place == Place::kInPlace) return false;
+    if (place != Place::kNowhere) context.wandered.push_back(static_cast<uint32_t>(b));
   }
-  identity->operands_wandered = operands;
-  identity->results_wandered = results;
   return true;
 }
 
+void Executor::Impl::NoteMoved(Variant* variant, size_t base) {
+  if (!variant->placement.NoteMoved(base, !variant->recording.chunks.empty())) return;
+  const Program& program = variant->program();
+  statistics.Log(program, "placement", variant->placement.Explain(program.bases[base], base));
+}
+
+// Follows the bases that wandered: the nodes that touch them and the slots' copies are others now.
+Status Executor::Impl::Follow(Context& context, Identity* identity) {
+  Variant* variant = identity->variant;
+  JAXGRAPH_RETURN_IF_ERROR(
+      CheckAddresses(variant->program(), variant->placement, context.addresses));
+  identity->partial = std::exchange(variant->recording.current, false);
+  for (const uint32_t b : context.wandered) {
+    NoteMoved(variant, b);
+    if (variant->placement.place(b) == Place::kSlot) {
+      const bool in = variant->program().bases[b].kind == BaseKind::kOperand;
+      (in ? identity->copies_in : identity->copies_out) = true;
+    }
+    char* now = variant->placement.ResolveOne(b, context.addresses, context.arena.data());
+    if (std::exchange(variant->snapshot.bases[b], now) != now) identity->moved.push_back(b);
+  }
+  variant->addresses = context.addresses;
+  return Status::Ok();
+}
+
+// Takes bases that have come to rest out of their slots, whose copies every call pays for.
+void Executor::Impl::Settle(Context& context, Variant* variant, Identity* identity) {
+  if (!variant->placement.Settle()) return;
+  variant->placement.Resolve(context.addresses, context.arena.data(), &variant->snapshot.bases);
+  variant->recording.current = false;
+  identity->partial = false;
+  identity->why = "bases that came to rest are used in place again";
+  statistics.Log(variant->program(), "placement", identity->why);
+}
+
 // Which variant of this program should take the new addresses over? None, if they form an address
-// set that comes back: then it gets a variant of its own, and each keeps its recording.
+// set that comes back: then it gets a variant of its own, and each keeps its recording; unless that
+// would only push out another address set of the same program, for then they might push each other
+// out for ever.
 Variant* Executor::Impl::FindSameProgram(Context& context, Entry& entry,
                                          const Program& program) const {
   Variant* latest = nullptr;
@@ -269,28 +358,27 @@ Variant* Executor::Impl::FindSameProgram(Context& context, Entry& entry,
     if (latest == nullptr) latest = variant.get();
     bool same_set = true;
     for (size_t b = 1; same_set && b < context.addresses.size(); ++b) {
-      same_set = variant->addresses[b] == context.addresses[b] || variant->placement.slottable(b) ||
-                 variant->placement.place(b) != Place::kInPlace;
+      same_set = variant->addresses[b] == context.addresses[b] ||
+                 variant->placement.may_wander(b) || variant->placement.place(b) != Place::kInPlace;
     }
-    if (same_set) return variant.get();  // only small bases moved, or the arena did
+    if (same_set) return variant.get();  // only bases that may wander moved, or the arena did
   }
   const size_t limit = std::max<size_t>(program.options.max_variants, 1);
   const bool seen =
       entry.history.SeenBefore(program, latest != nullptr ? latest->placement : Placement(program),
                                context.addresses, limit);
-  return seen ? nullptr : latest;
+  if (latest == nullptr || !seen) return latest;
+  Variant* oldest = entry.variants.back().get();
+  return entry.variants.size() >= limit && oldest->Runs(program) ? oldest : nullptr;
 }
 
-// Gives the variant the call's addresses; small bases that moved get a slot from now on.
+// Gives the variant the call's addresses.
 Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Identity* identity) {
-  const Program& program = variant->program();
   JAXGRAPH_RETURN_IF_ERROR(
       context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load())));
+  variant->placement.BeginCall();
   for (size_t b = 1; b < context.addresses.size(); ++b) {
-    if (variant->addresses[b] == context.addresses[b]) continue;
-    if (variant->placement.NoteMoved(b)) {
-      statistics.Log(program, "placement", variant->placement.Explain(program.bases[b], b));
-    }
+    if (variant->addresses[b] != context.addresses[b]) NoteMoved(variant, b);
   }
   Snapshot now{variant->snapshot.program, {}};
   variant->placement.Resolve(context.addresses, context.arena.data(), &now.bases);
@@ -298,12 +386,12 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
   variant->stats->Add(Counter::kPropertyCompares);
   variant->stats->Add(Counter::kNodesCompared, diff.nodes_compared);
   identity->addresses_changed = diff.change != Change::kNone;
-  // Slots that the last call's addresses filled are filled anew: which ones does not matter here.
-  identity->operands_wandered = identity->results_wandered = true;
-  if (identity->addresses_changed) {
-    identity->why = Summarize(diff, variant->snapshot, now);
-    variant->recording.current = false;
+  if (identity->addresses_changed) identity->why = Summarize(diff, variant->snapshot, now);
+  for (uint32_t b = 0; b < now.bases.size(); ++b) {
+    if (variant->snapshot.bases[b] != now.bases[b]) identity->moved.push_back(b);
   }
+  identity->partial = std::exchange(variant->recording.current, false);
+  identity->copies_in = identity->copies_out = true;  // which ones moved does not matter here
   variant->snapshot = std::move(now);
   variant->addresses = context.addresses;
   variant->arena_generation = context.arena.generation;
@@ -323,8 +411,10 @@ Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& ca
   for (const std::unique_ptr<Variant>& other : entry.variants) {
     if (!other->Runs(program)) continue;
     variant->placement = other->placement;
+    variant->placement.BeginRecording();
     break;
   }
+  variant->placement.BeginCall();
   variant->placement.Resolve(context.addresses, context.arena.data(), &variant->snapshot.bases);
   variant->addresses = context.addresses;
   variant->arena_generation = context.arena.generation;
@@ -373,7 +463,11 @@ Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* var
                                 const std::string& why) {
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
-  JAXGRAPH_RETURN_IF_ERROR(LaunchEagerly(plan, 0, call.stream));
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.before, call.stream));
+  for (const PlannedChunk& chunk : plan.chunks) {
+    JAXGRAPH_RETURN_IF_ERROR(LaunchBranches(context, chunk.launches, call));
+  }
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   variant->stats->Add(Counter::kExecutions);
   variant->stats->Add(Counter::kEager);
   if (!std::exchange(variant->in_run, true)) statistics.Log(*call.program, "eager", why);
@@ -382,9 +476,11 @@ Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* var
 
 // Captures what is not captured, updates what is, and launches chunk by chunk, so that a failure
 // leaves only launches undone that the plan still holds.
-Status Executor::Impl::Record(Context& context, const Call& call, const Identity& identity) {
+Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
+                              const Identity& identity) {
   Variant* variant = identity.variant;
   Recording& recording = variant->recording;
+  variant->placement.BeginRecording();
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
 
@@ -396,12 +492,15 @@ Status Executor::Impl::Record(Context& context, const Call& call, const Identity
   }
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
     RecordedChunk& chunk = recording.chunks[c];
-    Status status = recorder.Replace(&chunk, 0, chunk.launches().size(), plan.chunks[c].launches);
+    Status status = recorder.Rebuild(&chunk, plan.chunks[c].launches);
     if (status.ok()) status = chunk.Run(call.stream);
-    if (!status.ok()) return GoOnEagerly(plan, c, call, variant, status);
+    if (!status.ok()) return GoOnEagerly(plan, c, entry, call, variant, status);
   }
   recording.copies_in = plan.copies_in;
   recording.copies_out = plan.copies_out;
+  recording.index = std::move(plan.index);
+  recording.nodes = 0;
+  for (const PlannedChunk& chunk : plan.chunks) recording.nodes += chunk.launches.size();
   recording.current = true;
   variant->stage = Stage::kCaptured;
   variant->in_run = false;
@@ -415,52 +514,77 @@ Status Executor::Impl::Record(Context& context, const Call& call, const Identity
     statistics.Log(*call.program, "update",
                    (recorder.captured() ? "re-captured; " : "patched; ") + identity.why);
   }
+  if (recorder.captured()) Trim(context, variant);
   return Status::Ok();
 }
 
-// Launches the executables, after patching the slot copies if buffers wandered.
-Status Executor::Impl::Replay(Context& context, const Call& call, const Identity& identity) {
+// Launches the executables, each after the update of its launches that have changed.
+Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
+                              const Identity& identity) {
   Variant* variant = identity.variant;
   Recording& recording = variant->recording;
-  const Program& program = variant->program();
   std::vector<RecordedChunk>& chunks = recording.chunks;
-  Recorder recorder = MakeRecorder(context, *variant);
+  const Program& program = variant->program();
+  const Planner planner(*emitter, program, variant->placement);
+  const CallAddresses addresses{context.addresses, variant->snapshot.bases};
 
-  const bool patch_in = identity.operands_wandered && recording.copies_in > 0;
-  const bool patch_out = identity.results_wandered && recording.copies_out > 0;
-  std::vector<Launch> in;
-  std::vector<Launch> out;
-  if (patch_in || patch_out) recording.current = false;
-  if (patch_in) {
-    JAXGRAPH_RETURN_IF_ERROR(PlanCopiesIn(*emitter, program, variant->placement, context.addresses,
-                                          variant->snapshot.bases, &in));
+  // In order of chunk and launch: copies into slots, nodes, copies out of slots.
+  std::vector<LaunchChange> changes;
+  bool same = true;
+  const auto change_copies = [&](BaseKind kind, uint32_t chunk, size_t first, size_t count) {
+    std::vector<Launch> copies;
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, kind, /*late=*/false, &copies));
+    same &= copies.size() == count;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      changes.push_back({chunk, static_cast<uint32_t>(first + i), std::move(copies[i])});
+    }
+    return Status::Ok();
+  };
+  if (identity.copies_in && recording.copies_in > 0) {
+    JAXGRAPH_RETURN_IF_ERROR(change_copies(BaseKind::kOperand, 0, 0, recording.copies_in));
   }
-  if (patch_out) {
-    JAXGRAPH_RETURN_IF_ERROR(PlanCopiesOut(*emitter, program, variant->placement, context.addresses,
-                                           variant->snapshot.bases, &out));
+  if (same && !identity.moved.empty()) {
+    JAXGRAPH_RETURN_IF_ERROR(
+        planner.Remake(addresses, identity.moved, &recording.index, &changes, &same));
   }
+  if (same && identity.copies_out && recording.copies_out > 0) {
+    const size_t first = chunks.back().launches().size() - recording.copies_out;
+    JAXGRAPH_RETURN_IF_ERROR(change_copies(
+        BaseKind::kResult, static_cast<uint32_t>(chunks.size() - 1), first, recording.copies_out));
+  }
+  if (!same) return Record(context, entry, call, identity);
+
+  std::vector<Launch> before;
+  std::vector<Launch> after;
+  if (variant->placement.has_late_slots()) {
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kOperand, true, &before));
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kResult, true, &after));
+    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(before, call.stream));
+  }
+  Recorder recorder = MakeRecorder(context, *variant);
+  LaunchChange* next = changes.data();
+  LaunchChange* const end = next + changes.size();
   for (size_t c = 0; c < chunks.size(); ++c) {
-    Status status;
-    if (patch_in && c == 0) {
-      const size_t count = std::exchange(recording.copies_in, in.size());
-      status = recorder.Replace(&chunks[c], 0, count, std::move(in));
-    }
-    if (status.ok() && patch_out && c + 1 == chunks.size()) {
-      const size_t count = std::exchange(recording.copies_out, out.size());
-      const size_t end = chunks[c].launches().size();
-      status = recorder.Replace(&chunks[c], end - count, end, std::move(out));
-    }
+    LaunchChange* const begin = next;
+    while (next != end && next->chunk == c) ++next;
+    Status status = recorder.Change(&chunks[c], begin, next);
     if (status.ok()) status = chunks[c].Run(call.stream);
     if (!status.ok()) {
       LaunchPlan plan;  // the same launches and chunks as were recorded: emission is pure
       JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
-      return GoOnEagerly(plan, c, call, variant, status);
+      return GoOnEagerly(plan, c, entry, call, variant, status);
     }
   }
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(after, call.stream));
   recording.current = true;
   variant->stats->Add(Counter::kExecutions);
   variant->stats->Add(recorder.captured() ? Counter::kCaptures : Counter::kReplays);
-  if (!std::exchange(variant->in_run, true)) {
+  if (recorder.captured() || identity.addresses_changed) {
+    variant->in_run = false;
+    statistics.Log(program, "update",
+                   (recorder.captured() ? "re-captured; " : "patched; ") +
+                       (identity.why.empty() ? "bases wandered" : identity.why));
+  } else if (!std::exchange(variant->in_run, true)) {
     statistics.Log(program, "replay", std::to_string(chunks.size()) + " chunks");
   }
   return Status::Ok();
@@ -468,31 +592,137 @@ Status Executor::Impl::Replay(Context& context, const Call& call, const Identity
 
 // Chunks before `chunk` have run, and may have changed donated buffers; the rest runs kernel by
 // kernel. The recording may be half changed and goes; the next call tries again, up to the limit.
-Status Executor::Impl::GoOnEagerly(const LaunchPlan& plan, size_t chunk, const Call& call,
-                                   Variant* variant, const Status& failure) {
+Status Executor::Impl::GoOnEagerly(const LaunchPlan& plan, size_t chunk, Entry& entry,
+                                   const Call& call, Variant* variant, const Status& failure) {
   variant->recording.Clear();
   variant->stage = Stage::kWarming;
   if (failure.code() == Code::kContextPoisoned) return failure;
-  ++variant->failures;
-  variant->last_failure = failure.message();
+  entry.NoteFailure(variant->program(), failure.message());
   variant->in_run = false;
   variant->stats->Add(Counter::kFailures);
   statistics.Log(*call.program, "failure",
                  failure.message() + "; eager from node " +
                      std::to_string(plan.chunks[chunk].first_node) + " on");
-  JAXGRAPH_RETURN_IF_ERROR(LaunchEagerly(plan, chunk, call.stream));
+  for (size_t c = chunk; c < plan.chunks.size(); ++c) {
+    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.chunks[c].launches, call.stream));
+  }
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   variant->stats->Add(Counter::kExecutions);
   variant->stats->Add(Counter::kEager);
   return Status::Ok();
 }
 
-Status Executor::Impl::LaunchEagerly(const LaunchPlan& plan, size_t first_chunk, Stream stream) {
-  for (size_t c = first_chunk; c < plan.chunks.size(); ++c) {
-    for (const Launch& launch : plan.chunks[c].launches) {
-      JAXGRAPH_RETURN_IF_ERROR(device->LaunchKernel(launch, stream));
-    }
+// One after the other: where nothing may be forked from the stream, or something has just failed.
+Status Executor::Impl::LaunchAll(const std::vector<Launch>& launches, Stream stream) {
+  for (const Launch& launch : launches) {
+    JAXGRAPH_RETURN_IF_ERROR(device->LaunchKernel(launch, stream));
   }
   return Status::Ok();
+}
+
+// Branches of regions on side streams.
+Status Executor::Impl::LaunchBranches(Context& context, const std::vector<Launch>& launches,
+                                      const Call& call) {
+  Branches branches(device, &context.side_streams, call.stream);
+  JAXGRAPH_RETURN_IF_ERROR(branches.Run(
+      launches, /*must_fork=*/false,
+      [&](const Launch& launch, Stream stream) { return device->LaunchKernel(launch, stream); }));
+  if (!branches.fork_failure().ok()) {
+    statistics.Of(call.program->function_id)->Add(Counter::kFailures);
+    statistics.Log(*call.program, "failure",
+                   branches.fork_failure().message() + "; branches ran one after the other");
+  }
+  return Status::Ok();
+}
+
+// Learns what a node of an executable costs, from copies of the first that was made.
+void Executor::Impl::Calibrate(const Recording& recording) {
+  constexpr uint64_t kNodes = 4096;  // enough for the allocator's granularity not to matter
+  constexpr double kLeast = 64;
+  const RecordedChunk& chunk = recording.chunks.front();
+  uint64_t before = 0;
+  uint64_t after = 0;
+  if (!chunk.captured() || !device->FreeMemory(&before).ok()) return;
+  std::vector<ExecHandle> copies;
+  for (uint64_t nodes = 0; nodes < kNodes; nodes += chunk.launches().size()) {
+    ExecHandle exec = nullptr;
+    if (!device->Instantiate(chunk.graph(), &exec).ok()) break;
+    copies.push_back(exec);
+  }
+  const bool measured = device->FreeMemory(&after).ok() && !copies.empty() && after < before;
+  for (ExecHandle exec : copies) device->DestroyExec(exec);
+  if (!measured) return;
+  const double nodes = static_cast<double>(copies.size() * chunk.launches().size());
+  bytes_per_node = std::max(kLeast, static_cast<double>(before - after) / nodes);
+}
+
+void Executor::Impl::Drop(Context& context, const Variant* variant, const std::string& why) {
+  variant->stats->Add(Counter::kEvictions);
+  statistics.Log(variant->program(), "evict", why);
+  context.ledger.DropIf([&](const Variant& v) { return &v == variant; });
+}
+
+// Drops the variants that nobody called for a while. Contexts in use by other threads are left for
+// another time; nothing waits here.
+void Executor::Impl::Sweep(Context& context, const ExecOptions& options, double now) {
+  double due = next_sweep_s.load();
+  if (now < due || !next_sweep_s.compare_exchange_strong(due, now + options.sweep_ms * 1e-3)) {
+    return;
+  }
+  for (Context* other : contexts.All()) {
+    std::unique_lock lock(other->mutex, std::defer_lock);
+    if (other != &context && !lock.try_lock()) continue;
+    other->ledger.DropIf([&](const Variant& v) {
+      const uint32_t limit_ms = v.program().options.idle_ms;
+      if (limit_ms == 0 || now - v.last_used_s < limit_ms * 1e-3) return false;
+      v.stats->Add(Counter::kEvictions);
+      statistics.Log(
+          v.program(), "evict",
+          "idle for " + std::to_string(static_cast<int64_t>(now - v.last_used_s)) + " s");
+      return true;
+    });
+  }
+}
+
+// Keeps the number of executables and their memory within bounds; never drops the present variant.
+void Executor::Impl::Trim(Context& context, const Variant* present) {
+  const ExecOptions& options = present->program().options;
+  if (options.max_executables == 0 && options.memory_budget == 0) return;
+  if (options.memory_budget > 0) {
+    std::call_once(calibrated, [&] { Calibrate(present->recording); });
+  }
+  struct Candidate {
+    Context* context;
+    const Variant* variant;
+  };
+  std::vector<std::unique_lock<std::mutex>> locks;
+  std::vector<Candidate> candidates;
+  uint64_t executables = present->recording.chunks.size();
+  uint64_t nodes = present->recording.nodes;
+  for (Context* other : contexts.All()) {
+    std::unique_lock lock(other->mutex, std::defer_lock);
+    if (other != &context && !lock.try_lock()) continue;
+    locks.push_back(std::move(lock));
+    other->ledger.ForEach([&](const Entry&, const Variant& v) {
+      if (&v == present || v.recording.chunks.empty()) return;
+      candidates.push_back({other, &v});
+      executables += v.recording.chunks.size();
+      nodes += v.recording.nodes;
+    });
+  }
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.variant->last_call < b.variant->last_call;
+  });
+  for (const Candidate& c : candidates) {
+    const bool many = options.max_executables > 0 && executables > options.max_executables;
+    const bool large = options.memory_budget > 0 && MemoryOf(nodes) > options.memory_budget;
+    if (!many && !large) return;
+    executables -= c.variant->recording.chunks.size();
+    nodes -= c.variant->recording.nodes;
+    Drop(*c.context, c.variant,
+         many ? "more than " + std::to_string(options.max_executables) + " executables"
+              : "the memory budget of " + std::to_string(options.memory_budget) + " bytes");
+  }
 }
 
 Executor::Executor(GraphDevice* device, const Emitter* emitter, std::function<double()> clock)
@@ -509,7 +739,12 @@ Status Executor::Execute(const std::shared_ptr<const Program>& program,
   const DeviceScope scope(impl_->device);
   JAXGRAPH_RETURN_IF_ERROR(scope.status());
   const ContextPool::Lease context = impl_->contexts.Acquire(stream);
-  return impl_->RunCall(*context, {program, operands, results, stream});
+  const Status status = impl_->RunCall(*context, {program, operands, results, stream});
+  if (status.code() != Code::kContextPoisoned) return status;
+  return Status(status.code(),
+                "the context of device " + std::to_string(impl_->device->ordinal()) +
+                    " is lost, and with it everything on the device; start the process anew: " +
+                    status.message());
 }
 
 Status Executor::Reserve(uint64_t bytes) {
@@ -547,7 +782,7 @@ std::vector<std::string> Executor::Describe(uint64_t function_id) const {
   std::vector<std::string> lines;
   for (Context* context : impl_->contexts.All()) {
     std::lock_guard lock(context->mutex);
-    context->ledger.ForEach([&](const Variant& variant) {
+    context->ledger.ForEach([&](const Entry& entry, const Variant& variant) {
       const Program& program = variant.program();
       if (function_id != 0 && program.function_id != function_id) return;
       size_t launches = 0;
@@ -560,9 +795,9 @@ std::vector<std::string> Executor::Describe(uint64_t function_id) const {
                       std::to_string(variant.recording.chunks.size()) + " chunks, arena of " +
                       std::to_string(variant.placement.arena_bytes()) + " bytes");
       if (!variant.not_capturable.empty()) lines.push_back("  eager: " + variant.not_capturable);
-      if (variant.failures > 0) {
-        lines.push_back("  failures: " + std::to_string(variant.failures) +
-                        ", the last: " + variant.last_failure);
+      if (const Failures* failures = entry.FindFailures(program)) {
+        lines.push_back("  failures: " + std::to_string(failures->count) +
+                        ", the last: " + failures->last);
       }
       for (size_t b = 1; b < program.bases.size(); ++b) {
         lines.push_back("  " + variant.placement.Explain(program.bases[b], b));

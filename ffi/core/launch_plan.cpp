@@ -1,5 +1,6 @@
 #include "ffi/core/launch_plan.h"
 
+#include <algorithm>
 #include <iterator>
 #include <string>
 
@@ -8,33 +9,23 @@
 namespace jaxgraph {
 namespace {
 
-Status PlanCopies(const Emitter& emitter, const Program& program, const Placement& placement,
-                  const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                  BaseKind kind, std::vector<Launch>* launches) {
-  std::vector<SlotCopy> copies;
-  for (size_t b = 1; b < program.bases.size(); ++b) {
-    if (program.bases[b].kind != kind || placement.place(b) != Place::kSlot) continue;
-    const bool in = kind == BaseKind::kOperand;
-    copies.push_back({in ? resolved[b] : addresses[b], in ? addresses[b] : resolved[b],
-                      program.bases[b].nbytes});
+void ResolveNode(const std::vector<char*>& resolved, ResolvedNode* at) {
+  const Node& node = *at->node;
+  for (size_t i = 0; i < node.outs.size(); ++i) {
+    at->outs[i] = resolved[node.outs[i].base] + node.outs[i].offset;
   }
-  if (copies.empty()) return Status::Ok();
-  JAXGRAPH_RETURN_IF_ERROR(emitter.EmitSlotCopies(copies, launches));
-  // A kernel that starts early reads operands that no node writes before it waits, and a slot looks
-  // like one of them: it must be complete before any dependent launch can start.
-  for (Launch& launch : *launches) launch.dependent = false;
-  return Status::Ok();
+  for (size_t i = 0; i < node.srcs.size(); ++i) {
+    at->srcs[i] = resolved[node.srcs[i].base] + node.srcs[i].offset;
+  }
 }
 
 std::vector<ResolvedNode> ResolveNodes(const Program& program, const std::vector<char*>& resolved) {
   std::vector<ResolvedNode> nodes(program.nodes.size());
   for (size_t n = 0; n < nodes.size(); ++n) {
-    const Node& node = program.nodes[n];
-    nodes[n].node = &node;
-    nodes[n].outs.reserve(node.outs.size());
-    nodes[n].srcs.reserve(node.srcs.size());
-    for (const TensorRef& t : node.outs) nodes[n].outs.push_back(resolved[t.base] + t.offset);
-    for (const TensorRef& t : node.srcs) nodes[n].srcs.push_back(resolved[t.base] + t.offset);
+    nodes[n].node = &program.nodes[n];
+    nodes[n].outs.resize(program.nodes[n].outs.size());
+    nodes[n].srcs.resize(program.nodes[n].srcs.size());
+    ResolveNode(resolved, &nodes[n]);
   }
   return nodes;
 }
@@ -51,60 +42,152 @@ Status CheckGroup(const Program& program, size_t first, size_t covered) {
                                      std::to_string(covered) + " nodes, which it may not");
 }
 
+std::vector<std::vector<uint32_t>> GroupsOfBases(const Program& program,
+                                                 const std::vector<PlannedGroup>& groups) {
+  std::vector<std::vector<uint32_t>> of_base(program.bases.size());
+  for (uint32_t g = 0; g < groups.size(); ++g) {
+    const uint32_t end = groups[g].first_node + groups[g].node_count;
+    for (uint32_t n = groups[g].first_node; n < end; ++n) {
+      for (const auto* tensors : {&program.nodes[n].outs, &program.nodes[n].srcs}) {
+        for (const TensorRef& t : *tensors) {
+          std::vector<uint32_t>& list = of_base[t.base];
+          if (list.empty() || list.back() != g) list.push_back(g);
+        }
+      }
+    }
+  }
+  return of_base;
+}
+
+// May a launch of this node start before the launch in front of it has ended (dependent)? Only if
+// that is of the same chunk and branch and no slot copy: a kernel that starts early reads operands
+// that no node writes before it waits, and a slot looks like one of them; and where branches fork
+// and join, full edges order them.
+bool MayDepend(const std::vector<Launch>& chunk, const Program& program, const Node& node) {
+  if (chunk.empty() || chunk.back().node_count == 0) return false;
+  if (!program.options.concurrency) return true;
+  return chunk.back().region == node.region && chunk.back().branch == node.branch;
+}
+
 }  // namespace
 
-Status PlanCopiesIn(const Emitter& emitter, const Program& program, const Placement& placement,
-                    const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                    std::vector<Launch>* launches) {
-  return PlanCopies(emitter, program, placement, addresses, resolved, BaseKind::kOperand, launches);
+// What a launch is by its place in the plan.
+void Planner::Place(bool follows, Launch* launch) const {
+  const Node& node = program_.nodes[launch->first_node];
+  launch->region = program_.options.concurrency ? node.region : 0;
+  launch->branch = program_.options.concurrency ? node.branch : 0;
+  launch->dependent &= follows;
 }
 
-Status PlanCopiesOut(const Emitter& emitter, const Program& program, const Placement& placement,
-                     const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                     std::vector<Launch>* launches) {
-  return PlanCopies(emitter, program, placement, addresses, resolved, BaseKind::kResult, launches);
+Status Planner::Copies(const CallAddresses& addresses, BaseKind kind, bool late,
+                       std::vector<Launch>* launches) const {
+  std::vector<SlotCopy> copies;
+  for (size_t b = 1; b < program_.bases.size(); ++b) {
+    if (program_.bases[b].kind != kind || placement_.place(b) != Place::kSlot) continue;
+    if (placement_.late(b) != late) continue;
+    const bool in = kind == BaseKind::kOperand;
+    copies.push_back({in ? addresses.resolved[b] : addresses.given[b],
+                      in ? addresses.given[b] : addresses.resolved[b], program_.bases[b].nbytes});
+  }
+  if (copies.empty()) return Status::Ok();
+  JAXGRAPH_RETURN_IF_ERROR(emitter_.EmitSlotCopies(copies, launches));
+  for (Launch& launch : *launches) launch.dependent = false;
+  return Status::Ok();
 }
 
-Status MakePlan(const Emitter& emitter, const Program& program, const Placement& placement,
-                const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                LaunchPlan* plan) {
-  const std::vector<ResolvedNode> nodes = ResolveNodes(program, resolved);
+Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
+  std::vector<ResolvedNode> nodes = ResolveNodes(program_, addresses.resolved);
   std::vector<Group> groups;
   std::vector<std::vector<Launch>> emitted;  // by group
   for (size_t n = 0; n < nodes.size();) {
     size_t covered = 0;
     emitted.emplace_back();
     JAXGRAPH_RETURN_IF_ERROR(
-        emitter.Emit(nodes, n, program.options.fusion, &emitted.back(), &covered));
-    JAXGRAPH_RETURN_IF_ERROR(CheckGroup(program, n, covered));
+        emitter_.Emit(nodes, n, program_.options.fusion, &emitted.back(), &covered));
+    JAXGRAPH_RETURN_IF_ERROR(CheckGroup(program_, n, covered));
     groups.push_back({static_cast<uint32_t>(n), static_cast<uint32_t>(covered)});
     n += covered;
   }
 
+  *plan = LaunchPlan();
   std::vector<Launch> in;
   std::vector<Launch> out;
-  JAXGRAPH_RETURN_IF_ERROR(PlanCopiesIn(emitter, program, placement, addresses, resolved, &in));
-  JAXGRAPH_RETURN_IF_ERROR(PlanCopiesOut(emitter, program, placement, addresses, resolved, &out));
+  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kOperand, /*late=*/false, &in));
+  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kResult, /*late=*/false, &out));
+  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kOperand, /*late=*/true, &plan->before));
+  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kResult, /*late=*/true, &plan->after));
   plan->copies_in = in.size();
   plan->copies_out = out.size();
-  plan->chunks.clear();
-  for (const ChunkRange& range : CutChunks(program, groups, program.options.chunk_size)) {
+  for (const ChunkRange& range : CutChunks(program_, groups, program_.options.chunk_size)) {
     PlannedChunk& chunk = plan->chunks.emplace_back();
     if (plan->chunks.size() == 1) chunk.launches = std::move(in);
-    // Dependent launch holds within a chunk only, and not on the slot copies (see PlanCopies).
-    bool dependent = false;
     for (size_t g = range.begin; g < range.end; ++g) {
-      chunk.node_count += groups[g].node_count;
-      for (Launch& launch : emitted[g]) {
-        launch.dependent &= dependent;
-        dependent = true;
-        chunk.launches.push_back(std::move(launch));
+      PlannedGroup& group = plan->index.groups_.emplace_back();
+      group.first_node = groups[g].first_node;
+      group.node_count = groups[g].node_count;
+      group.chunk = static_cast<uint32_t>(plan->chunks.size() - 1);
+      group.first_launch = static_cast<uint32_t>(chunk.launches.size());
+      group.launch_count = static_cast<uint32_t>(emitted[g].size());
+      chunk.node_count += group.node_count;
+      group.follows = MayDepend(chunk.launches, program_, program_.nodes[group.first_node]);
+      for (size_t i = 0; i < emitted[g].size(); ++i) {
+        Place(i > 0 || group.follows, &emitted[g][i]);
+        chunk.launches.push_back(std::move(emitted[g][i]));
       }
     }
     if (range.begin < range.end) chunk.first_node = groups[range.begin].first_node;
   }
   std::vector<Launch>& last = plan->chunks.back().launches;
   std::move(out.begin(), out.end(), std::back_inserter(last));
+  plan->index.nodes_ = std::move(nodes);
+  plan->index.groups_of_base_ = GroupsOfBases(program_, plan->index.groups_);
+  return Status::Ok();
+}
+
+// The groups of nodes that touch one of the bases; with fusion also the group in front of each,
+// whose emission may have looked at the next node and could cover it now.
+std::vector<uint32_t> Planner::TouchedGroups(const PlanIndex& index,
+                                             const std::vector<uint32_t>& moved_bases) const {
+  std::vector<uint32_t> touched;
+  for (const uint32_t base : moved_bases) {
+    for (const uint32_t g : index.groups_of_base_[base]) {
+      touched.push_back(g);
+      uint32_t before = g;
+      while (program_.options.fusion && before > 0) {
+        touched.push_back(--before);
+        if (index.groups_[before].launch_count > 0) break;  // else it is of views: look on
+      }
+    }
+  }
+  std::sort(touched.begin(), touched.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+  return touched;
+}
+
+Status Planner::Remake(const CallAddresses& addresses, const std::vector<uint32_t>& moved_bases,
+                       PlanIndex* index, std::vector<LaunchChange>* changes, bool* same) const {
+  *same = false;
+  const std::vector<uint32_t> touched = TouchedGroups(*index, moved_bases);
+  for (const uint32_t g : touched) {
+    const PlannedGroup& group = index->groups_[g];
+    for (uint32_t n = 0; n < group.node_count; ++n) {
+      ResolveNode(addresses.resolved, &index->nodes_[group.first_node + n]);
+    }
+  }
+  std::vector<Launch> fresh;
+  for (const uint32_t g : touched) {
+    const PlannedGroup& group = index->groups_[g];
+    size_t covered = 0;
+    fresh.clear();
+    JAXGRAPH_RETURN_IF_ERROR(
+        emitter_.Emit(index->nodes_, group.first_node, program_.options.fusion, &fresh, &covered));
+    if (covered != group.node_count || fresh.size() != group.launch_count) return Status::Ok();
+    for (uint32_t i = 0; i < fresh.size(); ++i) {
+      Place(i > 0 || group.follows, &fresh[i]);
+      changes->push_back({group.chunk, group.first_launch + i, std::move(fresh[i])});
+    }
+  }
+  *same = true;
   return Status::Ok();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "ffi/core/placement.h"
@@ -19,23 +20,78 @@ struct PlannedChunk {
   std::vector<Launch> launches;
 };
 
+// A run of nodes that one emission covered, and where its launches are.
+struct PlannedGroup {
+  uint32_t first_node = 0;
+  uint32_t node_count = 0;
+  uint32_t chunk = 0;
+  uint32_t first_launch = 0;  // in the chunk
+  uint32_t launch_count = 0;
+  bool follows = false;  // may its first launch be a dependent one?
+};
+
+// Where the launches of a plan come from, kept beside what was recorded of it: with it, the
+// launches of a few nodes are made again without the rest.
+class PlanIndex {
+ public:
+  const std::vector<PlannedGroup>& groups() const { return groups_; }
+
+ private:
+  friend class Planner;
+  std::vector<ResolvedNode> nodes_;
+  std::vector<PlannedGroup> groups_;
+  std::vector<std::vector<uint32_t>> groups_of_base_;  // that touch it, ascending
+};
+
 struct LaunchPlan {
   std::vector<PlannedChunk> chunks;  // at least one
   size_t copies_in = 0;              // launches in front of the first chunk
   size_t copies_out = 0;             // launches behind the last
+  // Copies of late slots: launched before and after the chunks, and no part of them.
+  std::vector<Launch> before, after;
+  PlanIndex index;
 };
 
-// The copies between slots and the call's own buffers. `addresses`: of all bases, as the call
-// gives them; `resolved`: where the nodes find them.
-Status PlanCopiesIn(const Emitter& emitter, const Program& program, const Placement& placement,
-                    const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                    std::vector<Launch>* launches);
-Status PlanCopiesOut(const Emitter& emitter, const Program& program, const Placement& placement,
-                     const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                     std::vector<Launch>* launches);
+// One launch of a recorded plan that is another one now.
+struct LaunchChange {
+  uint32_t chunk = 0;
+  uint32_t launch = 0;  // in the chunk
+  Launch fresh;
+};
 
-Status MakePlan(const Emitter& emitter, const Program& program, const Placement& placement,
-                const std::vector<char*>& addresses, const std::vector<char*>& resolved,
-                LaunchPlan* plan);
+// The addresses of one call: as it gives them, and where the nodes find them.
+struct CallAddresses {
+  const std::vector<char*>& given;
+  const std::vector<char*>& resolved;
+};
+
+// Makes plans of one program. Cheap to construct.
+class Planner {
+ public:
+  Planner(const Emitter& emitter, const Program& program, const Placement& placement)
+      : emitter_(emitter), program_(program), placement_(placement) {}
+
+  Status Make(const CallAddresses& addresses, LaunchPlan* plan) const;
+
+  // The copies between slots and the call's own buffers (kind: operands in, results out); of late
+  // slots, or of the others.
+  Status Copies(const CallAddresses& addresses, BaseKind kind, bool late,
+                std::vector<Launch>* launches) const;
+
+  // The launches that are other ones because these bases moved, in order. *same is false where the
+  // emission covers other nodes, or takes another number of launches, than before: then the plan
+  // must be made anew. After a failure, too.
+  Status Remake(const CallAddresses& addresses, const std::vector<uint32_t>& moved_bases,
+                PlanIndex* index, std::vector<LaunchChange>* changes, bool* same) const;
+
+ private:
+  std::vector<uint32_t> TouchedGroups(const PlanIndex& index,
+                                      const std::vector<uint32_t>& moved_bases) const;
+  void Place(bool follows, Launch* launch) const;
+
+  const Emitter& emitter_;
+  const Program& program_;
+  const Placement& placement_;
+};
 
 }  // namespace jaxgraph

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -36,9 +37,9 @@ struct Variant {
   Recording recording;
 
   std::string not_capturable;  // the node that forbids capture; empty: none
-  uint32_t failures = 0;
-  std::string last_failure;
-  bool in_run = false;  // the last call was as this one: it needs no event
+  bool in_run = false;         // the last call was as this one: it needs no event
+  double last_used_s = 0;      // by the executor's clock
+  uint64_t last_call = 0;      // number of the executor's call
 
   const Program& program() const { return *snapshot.program; }
   bool Runs(const Program& p) const {
@@ -58,22 +59,36 @@ class AddressHistory {
   std::deque<Hash128> sets_;  // newest first
 };
 
+// What went wrong with a program. It outlives the program's variants: one that is dropped and made
+// again must not fail for ever.
+struct Failures {
+  Hash128 program{};
+  uint64_t function_id = 0;
+  uint32_t count = 0;
+  std::string last;
+};
+
 struct Entry {
   std::vector<std::unique_ptr<Variant>> variants;  // most recently used first
   AddressHistory history;
+  std::vector<Failures> failures;  // of programs that had some
 
   void Touch(const Variant* variant);  // makes it the most recently used
+  const Failures* FindFailures(const Program& program) const;
+  void NoteFailure(const Program& program, const std::string& why);
 };
 
 class Ledger {
  public:
   Entry& EntryOf(const Hash128& key) { return entries_[key]; }
   void Clear(uint64_t function_id);  // 0: all
-  // Calls fn(variant) for every variant.
+  // Drops the variants for which drop(variant) is true.
+  void DropIf(const std::function<bool(const Variant&)>& drop);
+  // Calls fn(entry, variant) for every variant.
   template <typename F>
   void ForEach(F fn) const {
     for (const auto& [key, entry] : entries_) {
-      for (const auto& variant : entry.variants) fn(*variant);
+      for (const auto& variant : entry.variants) fn(entry, *variant);
     }
   }
 

@@ -1,100 +1,201 @@
 #include "ffi/core/placement.h"
 
+#include <algorithm>
+
 namespace jaxgraph {
 namespace {
+
+// Measured on an H200, in µs.
+constexpr double kPatchMicros = 0.9;     // the parameters of one node, set in an executable
+constexpr double kCopyMicros = 1.2;      // one kernel more in the graph
+constexpr double kLateCopyMicros = 3.5;  // one kernel more beside it
+constexpr double kCopyBytesPerMicro = 4.3e6 / 2;  // a copy reads and writes
+
+// Aliased bases up to this size are counters and tokens that somebody donates, and get another
+// buffer at nearly every call all the same; larger ones are caches, which stay or alternate.
+constexpr uint64_t kMaxAliasedWanderer = 4096;
+
+// A large result that is written once (logits) is patched at its writer.
+constexpr uint32_t kFewNodes = 2;
+
+// So many moves must be seen before an executable is changed for the sake of a slot.
+constexpr uint32_t kMovesForLateSlot = 4;
 
 uint64_t AlignUp(uint64_t bytes) {
   return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
 }
 
-// May the base be copied? Not if it is large, and not if the program writes into the operand
-// itself: the caller looks for the new value at the operand's own address.
-bool MayUseSlot(const Base& base, bool aliased) {
-  if (base.nbytes > kMaxSlotBytes || aliased) return false;
-  return base.kind == BaseKind::kResult || !base.written;
+// What a base costs in each call in which it moves.
+double PatchCost(const BaseFacts& facts) { return facts.nodes * kPatchMicros; }
+double CopyCost(const BaseFacts& facts) {
+  return (facts.recorded ? kLateCopyMicros : kCopyMicros) +
+         static_cast<double>(facts.nbytes) / kCopyBytesPerMicro;
 }
 
-// The decision. Results get a new buffer at nearly every call, so they need no proof; an operand
-// stays in place until it is known to wander.
-Place Choose(const Base& base, bool slottable, bool moved) {
-  if (base.kind == BaseKind::kArena) return Place::kArena;
-  if (base.nbytes == 0) return Place::kNowhere;
-  if (!slottable) return Place::kInPlace;
-  const bool wanders = base.kind == BaseKind::kResult || base.hint == BaseHint::kWanders || moved;
-  return wanders ? Place::kSlot : Place::kInPlace;
+std::vector<uint32_t> NodesOfBases(const Program& program) {
+  std::vector<uint32_t> counts(program.bases.size());
+  std::vector<size_t> last(program.bases.size(), SIZE_MAX);  // node that was counted last
+  for (size_t n = 0; n < program.nodes.size(); ++n) {
+    if (program.nodes[n].op == Op::kView) continue;
+    for (const auto* tensors : {&program.nodes[n].outs, &program.nodes[n].srcs}) {
+      for (const TensorRef& t : *tensors) {
+        if (last[t.base] == n) continue;
+        last[t.base] = n;
+        ++counts[t.base];
+      }
+    }
+  }
+  return counts;
 }
 
 }  // namespace
 
 const char* NameOf(Place place) {
-  constexpr const char* names[] = {"arena", "in place", "slot", "empty"};
+  constexpr const char* names[] = {"arena", "in place", "patched", "slot", "empty"};
   return names[static_cast<int>(place)];
+}
+
+bool MayWander(const BaseFacts& facts) {
+  if (facts.kind == BaseKind::kArena || facts.nbytes == 0) return false;
+  if (facts.aliased || facts.written) return facts.nbytes <= kMaxAliasedWanderer;
+  if (facts.nbytes <= kMaxSlotBytes) return true;
+  return facts.kind == BaseKind::kResult && facts.nodes <= kFewNodes;
+}
+
+// Never one that the program writes into in place: whoever looks for the new value looks at the
+// operand's own address.
+bool MayUseSlot(const BaseFacts& facts) {
+  if (!MayWander(facts) || facts.aliased || facts.written) return false;
+  return facts.nbytes <= kMaxSlotBytes && CopyCost(facts) + kPatchMicros < PatchCost(facts);
+}
+
+// A base that stays put costs nothing in place, and its first move is worth a look at the node
+// properties. One that wanders is patched at its nodes, or copied: a copy is paid for in every
+// call, patches only in those in which it moves.
+Place ChoosePlace(const BaseFacts& facts) {
+  if (facts.kind == BaseKind::kArena) return Place::kArena;
+  if (facts.nbytes == 0) return Place::kNowhere;
+  if (!MayWander(facts)) return Place::kInPlace;
+  if (facts.moves == 0) return facts.expected ? Place::kPatched : Place::kInPlace;
+  if (!MayUseSlot(facts)) return Place::kPatched;
+  if (facts.recorded && facts.moves < kMovesForLateSlot) return Place::kPatched;
+  const double rate = static_cast<double>(facts.moves) / std::max(facts.calls, facts.moves);
+  const double slot = CopyCost(facts) + (facts.recorded ? 0 : rate * kPatchMicros);
+  return slot < rate * PatchCost(facts) ? Place::kSlot : Place::kPatched;
 }
 
 Placement::Placement(const Program& program, bool slots)
     : bases_(program.bases.size()), arena_bytes_(AlignUp(program.arena_bytes)) {
-  std::vector<bool> aliased(program.bases.size());
+  const std::vector<uint32_t> nodes = NodesOfBases(program);
   for (size_t b = 0; b < program.bases.size(); ++b) {
     const Base& base = program.bases[b];
+    BaseFacts& facts = bases_[b].facts;
+    facts.kind = base.kind;
+    facts.nbytes = base.nbytes;
+    facts.nodes += nodes[b];
+    facts.written = base.kind == BaseKind::kOperand && base.written;
+    facts.expected = base.hint == BaseHint::kWanders || base.kind == BaseKind::kResult;
     if (base.alias < 0) continue;
     const size_t operand = 1 + static_cast<size_t>(base.alias);
-    aliased[b] = aliased[operand] = true;
+    facts.aliased = bases_[operand].facts.aliased = true;
+    facts.expected = bases_[operand].facts.expected = false;  // donated: it stays until it moves
     aliases_.emplace_back(b, operand);
   }
-  for (size_t b = 0; b < program.bases.size(); ++b) {
-    const Base& base = program.bases[b];
-    State& state = bases_[b];
-    state.slottable = slots && base.kind != BaseKind::kArena && MayUseSlot(base, aliased[b]);
-    state.place = Choose(base, state.slottable, /*moved=*/false);
-    if (!state.slottable) continue;
+  for (State& state : bases_) {
+    state.may_wander = slots && MayWander(state.facts);
+    state.place = slots || state.facts.kind == BaseKind::kArena || state.facts.nbytes == 0
+                      ? ChoosePlace(state.facts)
+                      : Place::kInPlace;
+    if (!slots || !MayUseSlot(state.facts)) continue;
     state.slot = arena_bytes_;
-    arena_bytes_ += AlignUp(base.nbytes);
+    arena_bytes_ += AlignUp(state.facts.nbytes);
   }
 }
 
-bool Placement::NoteMoved(size_t base) {
+void Placement::SetPlace(State* state, Place place) {
+  num_slots_ += place == Place::kSlot;
+  num_slots_ -= state->place == Place::kSlot;
+  state->place = place;
+}
+
+bool Placement::NoteMoved(size_t base, bool recorded) {
   State& state = bases_[base];
-  if (!state.slottable || state.moved || state.place != Place::kInPlace) return false;
-  state.moved = true;
-  state.place = Place::kSlot;
+  if (!state.may_wander) return false;
+  // What it did before a rest says little of what it does now.
+  if (state.facts.moves == 0 || calls_ - state.last_move > kRestCalls) {
+    state.facts.moves = 0;
+    state.first_call = std::max(state.last_move, calls_ > kRestCalls ? calls_ - kRestCalls : 1);
+  }
+  ++state.facts.moves;
+  state.facts.calls = static_cast<uint32_t>(calls_ - state.first_call);
+  state.facts.recorded = recorded;
+  state.last_move = calls_;
+  if (state.place == Place::kSlot) return false;  // Settle takes it out
+  const Place place = ChoosePlace(state.facts);
+  if (place == state.place) return false;
+  SetPlace(&state, place);
+  if (place == Place::kSlot) {
+    state.late = recorded;
+    has_late_slots_ |= recorded;
+  }
   return true;
+}
+
+bool Placement::Settle() {
+  bool any = false;
+  for (State& state : bases_) {
+    if (state.place != Place::kSlot || calls_ - state.last_move < kRestCalls) continue;
+    SetPlace(&state, Place::kPatched);
+    state.late = false;
+    any = true;
+  }
+  has_late_slots_ =
+      std::any_of(bases_.begin(), bases_.end(), [](const State& s) { return s.late; });
+  return any;
+}
+
+void Placement::BeginRecording() {
+  for (State& state : bases_) state.late = false;
+  has_late_slots_ = false;
+}
+
+char* Placement::ResolveOne(size_t base, const std::vector<char*>& addresses, char* arena) const {
+  switch (bases_[base].place) {
+    case Place::kInPlace:
+    case Place::kPatched:
+      return addresses[base];
+    case Place::kSlot:
+      return arena + bases_[base].slot;
+    case Place::kArena:
+    case Place::kNowhere:
+      break;
+  }
+  return arena;
 }
 
 void Placement::Resolve(const std::vector<char*>& addresses, char* arena,
                         std::vector<char*>* resolved) const {
   resolved->resize(bases_.size());
-  for (size_t b = 0; b < bases_.size(); ++b) {
-    switch (bases_[b].place) {
-      case Place::kArena:
-      case Place::kNowhere:
-        (*resolved)[b] = arena;
-        break;
-      case Place::kInPlace:
-        (*resolved)[b] = addresses[b];
-        break;
-      case Place::kSlot:
-        (*resolved)[b] = arena + bases_[b].slot;
-        break;
-    }
-  }
+  for (size_t b = 0; b < bases_.size(); ++b) (*resolved)[b] = ResolveOne(b, addresses, arena);
 }
 
 std::string Placement::Explain(const Base& base, size_t index) const {
   const State& state = bases_[index];
-  std::string why;
-  if (state.place == Place::kSlot) {
-    why = state.moved                      ? "its address moved"
-          : base.kind == BaseKind::kResult ? "results get a new buffer at nearly every call"
-                                           : "it is expected to wander";
-  } else if (state.place == Place::kInPlace) {
-    why = base.nbytes > kMaxSlotBytes ? "larger than a slot"
-          : !state.slottable          ? "written in place"
-                                      : "its address has not moved";
-  }
+  const BaseFacts& facts = state.facts;
   std::string text =
       base.label + ": " + NameOf(state.place) + ", " + std::to_string(base.nbytes) + " bytes";
-  if (!why.empty()) text += " (" + why + ")";
-  return text;
+  if (state.place == Place::kArena || state.place == Place::kNowhere) return text;
+  const std::string at = std::to_string(facts.nodes) + (facts.nodes == 1 ? " node" : " nodes");
+  const std::string moved = facts.moves == 0
+                                ? "has not moved"
+                                : "moved in " + std::to_string(facts.moves) + " of " +
+                                      std::to_string(std::max(facts.calls, facts.moves)) + " calls";
+  text += " (" + at + ", " + moved;
+  if (state.place == Place::kInPlace && !state.may_wander) {
+    text += facts.aliased || facts.written ? "; updated in place" : "; too large to follow";
+  }
+  if (state.place == Place::kSlot) text += state.late ? "; copied beside the graph" : "; copied";
+  return text + ")";
 }
 
 uint64_t ArenaBytesOf(const Program& program) { return Placement(program).arena_bytes(); }

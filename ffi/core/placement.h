@@ -1,6 +1,12 @@
-// Placement: where each base of a program lives during a call. A base is used in place, and then
-// its address is part of what is recorded, or it is copied through a slot of the arena, and then
-// only the copy knows its address.
+// Placement: where each base of a program lives during a call, and what it costs when its address
+// moves. One function, ChoosePlace, decides.
+//
+//   in place  the address is part of what is recorded and of the uid; when it moves, the node
+//             properties are compared and the variant is updated, or another address set is found
+//   patched   the address is recorded but no part of the uid: the nodes that touch it are patched
+//             whenever it moves, and it costs nothing while it stays
+//   slot      the nodes find it in the arena; a copy brings it there (or out), and only the copy
+//             knows the address
 #pragma once
 
 #include <cstdint>
@@ -18,10 +24,30 @@ constexpr uint64_t kMaxSlotBytes = 1 << 20;  // larger bases are never copied
 enum class Place : uint8_t {
   kArena,    // base 0
   kInPlace,  // at the address that the call gives; part of the uid
+  kPatched,  // at the address that the call gives; its nodes are patched when it moves
   kSlot,     // in the arena, copied in before the first node or out after the last
   kNowhere,  // empty: no address matters
 };
 const char* NameOf(Place place);
+
+// What is known of a base when its place is chosen.
+struct BaseFacts {
+  BaseKind kind = BaseKind::kOperand;
+  uint64_t nbytes = 0;
+  uint32_t nodes = 0;     // that launch something and touch it
+  bool aliased = false;   // a result and an operand share its address
+  bool written = false;   // an operand that the program writes: its address is looked at later
+  bool expected = false;  // to wander: hinted, or a result, which gets a new buffer every call
+  uint32_t moves = 0;     // of late
+  uint32_t calls = 0;     // in which it had the opportunity
+  bool recorded = false;  // an executable knows its present place
+};
+
+// May the base be anything else than in place? If not, its addresses make up the address sets.
+bool MayWander(const BaseFacts& facts);
+// Is a copy allowed, and can it ever pay?
+bool MayUseSlot(const BaseFacts& facts);
+Place ChoosePlace(const BaseFacts& facts);
 
 class Placement {
  public:
@@ -29,35 +55,58 @@ class Placement {
   explicit Placement(const Program& program, bool slots = true);
 
   Place place(size_t base) const { return bases_[base].place; }
-  // May this base ever get a slot? Those that may not make up an address set of the program.
-  bool slottable(size_t base) const { return bases_[base].slottable; }
+  // Those that may not wander make up an address set of the program.
+  bool may_wander(size_t base) const { return bases_[base].may_wander; }
+  // A slot that was given after the recording was made: its copy is launched beside the
+  // executables, since a node more would need a new executable.
+  bool late(size_t base) const { return bases_[base].late; }
+  bool has_late_slots() const { return has_late_slots_; }
   // Bytes of the arena: the program's own, then one slot for every base that may ever want one, so
   // that a change of mind never grows it.
   uint64_t arena_bytes() const { return arena_bytes_; }
   // Pairs (base of a result, base of the operand whose address it must have).
   const std::vector<std::pair<size_t, size_t>>& aliases() const { return aliases_; }
 
-  // The base's address was seen to move. True if that changes its place.
-  bool NoteMoved(size_t base);
+  void BeginCall() { ++calls_; }
+  // The base's address was seen to move, in the present call. True if that changes its place.
+  // `recorded`: executables know the present one.
+  bool NoteMoved(size_t base, bool recorded);
+  // Is it time to ask whether bases in slots have come to rest?
+  bool DueToSettle() const { return num_slots_ > 0 && calls_ % kRestCalls == 0; }
+  // Takes bases that came to rest out of their slots. True if there was one.
+  bool Settle();
+  // The recording is made anew: the copies of all slots are nodes of it.
+  void BeginRecording();
 
   // Where the nodes find each base, given the call's addresses and the arena.
   void Resolve(const std::vector<char*>& addresses, char* arena,
                std::vector<char*>* resolved) const;
+  char* ResolveOne(size_t base, const std::vector<char*>& addresses, char* arena) const;
 
   // For people: the choice and why.
   std::string Explain(const Base& base, size_t index) const;
 
  private:
+  // A base that did not move in so many calls is at rest.
+  static constexpr uint64_t kRestCalls = 64;
+
   struct State {
+    BaseFacts facts;
     Place place = Place::kInPlace;
-    bool slottable = false;
-    bool moved = false;
-    uint64_t slot = 0;  // offset in the arena
+    bool may_wander = false;
+    bool late = false;
+    uint64_t slot = 0;        // offset in the arena
+    uint64_t first_call = 0;  // since when moves are counted
+    uint64_t last_move = 0;
   };
+  void SetPlace(State* state, Place place);
 
   std::vector<State> bases_;
   std::vector<std::pair<size_t, size_t>> aliases_;
   uint64_t arena_bytes_ = 0;
+  uint64_t calls_ = 0;
+  size_t num_slots_ = 0;
+  bool has_late_slots_ = false;
 };
 
 // What `reserve` must ask for, so that a call of this program never grows the arena.

@@ -10,7 +10,7 @@ namespace jaxgraph {
 namespace {
 
 constexpr uint32_t kMagic = 0x5047584a;  // "JXGP"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 // The least bytes that one of these takes: bounds for hostile counts.
 constexpr size_t kMinTensorBytes = 1 + 1 + 4 + 8;
@@ -43,6 +43,11 @@ void PutOptions(const ExecOptions& o, Writer* w) {
   for (bool b : {o.disabled, o.fusion, o.concurrency, o.rewarm_on_address_change}) {
     w->Put(static_cast<uint8_t>(b));
   }
+  w->Put(o.update_depth);
+  w->Put(o.idle_ms);
+  w->Put(o.sweep_ms);
+  w->Put(o.max_executables);
+  w->Put(o.memory_budget);
 }
 
 bool GetBool(Reader* r, bool* value) {
@@ -81,6 +86,11 @@ Status GetOptions(Reader* r, ExecOptions* o) {
   for (bool* b : {&o->disabled, &o->fusion, &o->concurrency, &o->rewarm_on_address_change}) {
     if (!GetBool(r, b)) return Malformed("an option is neither true nor false");
   }
+  if (!GetEnum(r, kNumUpdateDepths, &o->update_depth)) return Malformed("unknown update depth");
+  o->idle_ms = r->Get<uint32_t>();
+  o->sweep_ms = r->Get<uint32_t>();
+  o->max_executables = r->Get<uint32_t>();
+  o->memory_budget = r->Get<uint64_t>();
   return Status::Ok();
 }
 

@@ -118,6 +118,15 @@ struct Base {
   std::string label;     // "params['layers'][0]['wq']", "result[1]"
 };
 
+// How an executable is brought up to date: the cheapest way that may be taken. The dearer ones are
+// taken all the same where a cheaper one does not apply.
+enum class UpdateDepth : uint8_t {
+  kPatch = 0,        // set the parameters of the nodes that changed
+  kRecapture = 1,    // capture the chunk again and update its executable in place
+  kInstantiate = 2,  // capture the chunk again and make a new executable
+};
+constexpr int kNumUpdateDepths = 3;
+
 // Settings that travel with the program: what Options said when it was planned.
 struct ExecOptions {
   uint32_t chunk_size = 512;  // nodes a chunk; 0: one graph
@@ -128,6 +137,11 @@ struct ExecOptions {
   bool fusion = true;         // emission-level fusion (try_fuse)
   bool concurrency = true;    // fork-join regions run on side streams
   bool rewarm_on_address_change = false;
+  UpdateDepth update_depth = UpdateDepth::kPatch;
+  uint32_t idle_ms = 10000;      // a variant not called for so long is dropped; 0: never
+  uint32_t sweep_ms = 5000;      // how often idle variants are looked for
+  uint32_t max_executables = 0;  // of the device, least recently used first out; 0: no bound
+  uint64_t memory_budget = 0;    // bytes, of the device's executables by estimate; 0: no bound
 };
 
 using Hash128 = std::array<uint8_t, 16>;

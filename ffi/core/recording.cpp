@@ -35,31 +35,41 @@ Status RecordedChunk::Run(Stream stream) {
   return Status::Ok();
 }
 
-Status Recorder::Replace(RecordedChunk* chunk, size_t begin, size_t end,
-                         std::vector<Launch> fresh) {
-  const std::vector<Launch>& present = chunk->launches_;
-  const bool patchable =
-      chunk->captured() && fresh.size() == end - begin &&
-      std::equal(fresh.begin(), fresh.end(), present.begin() + static_cast<ptrdiff_t>(begin),
-                 [](const Launch& a, const Launch& b) { return a.SameConfig(b); });
-  if (patchable) return PatchAll(chunk, begin, std::move(fresh));
-
-  const auto from = chunk->launches_.erase(chunk->launches_.begin() + static_cast<ptrdiff_t>(begin),
-                                           chunk->launches_.begin() + static_cast<ptrdiff_t>(end));
-  chunk->launches_.insert(from, std::make_move_iterator(fresh.begin()),
-                          std::make_move_iterator(fresh.end()));
-  return Recapture(chunk);
+Status Recorder::Rebuild(RecordedChunk* chunk, std::vector<Launch> launches) {
+  std::vector<Launch>& present = chunk->launches_;
+  if (!chunk->captured() || present.size() != launches.size()) {
+    present = std::move(launches);
+    return Recapture(chunk);
+  }
+  std::vector<LaunchChange> changes;
+  for (uint32_t i = 0; i < launches.size(); ++i) {
+    if (present[i].SameConfig(launches[i]) && present[i].params == launches[i].params) continue;
+    changes.push_back({0, i, std::move(launches[i])});
+  }
+  return Change(chunk, changes.data(), changes.data() + changes.size());
 }
 
-Status Recorder::PatchAll(RecordedChunk* chunk, size_t begin, std::vector<Launch> fresh) {
-  for (size_t i = 0; i < fresh.size(); ++i) {
-    Launch& present = chunk->launches_[begin + i];
-    if (present.params == fresh[i].params) continue;
-    JAXGRAPH_RETURN_IF_ERROR(device_->Patch(chunk->exec_, chunk->nodes_[begin + i], fresh[i]));
-    stats_->Add(Counter::kPatches);
-    present = std::move(fresh[i]);
+Status Recorder::Change(RecordedChunk* chunk, LaunchChange* begin, LaunchChange* end) {
+  std::vector<Launch>& present = chunk->launches_;
+  const auto is_needed = [&](const LaunchChange& c) {
+    return present[c.launch].params != c.fresh.params || !present[c.launch].SameConfig(c.fresh);
+  };
+  const auto patchable = [&](const LaunchChange& c) {
+    return present[c.launch].SameConfig(c.fresh);
+  };
+  if (std::none_of(begin, end, is_needed)) return Status::Ok();
+  const bool patch = depth_ == UpdateDepth::kPatch && std::all_of(begin, end, patchable);
+  for (LaunchChange* change = begin; change != end; ++change) {
+    Launch& launch = present[change->launch];
+    if (patch) {
+      if (launch.params == change->fresh.params) continue;
+      JAXGRAPH_RETURN_IF_ERROR(
+          device_->Patch(chunk->exec_, chunk->nodes_[change->launch], change->fresh));
+      stats_->Add(Counter::kPatches);
+    }
+    launch = std::move(change->fresh);
   }
-  return Status::Ok();
+  return patch ? Status::Ok() : Recapture(chunk);
 }
 
 Status Recorder::Recapture(RecordedChunk* chunk) {
@@ -72,15 +82,13 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
   JAXGRAPH_RETURN_IF_ERROR(Capture(chunk->launches_, &graph, &nodes));
   captured_ = true;
 
-  if (chunk->captured()) {
-    const Status updated = device_->Update(chunk->exec_, graph);
-    if (updated.ok()) {
-      // The executable still answers to the nodes of the graph that it came from.
-      device_->DestroyGraph(graph);
-      stats_->Add(Counter::kExecUpdates);
-      return Status::Ok();
-    }
+  if (chunk->captured() && depth_ == UpdateDepth::kInstantiate) {
+    log_("updates are switched off");
+    chunk->Destroy();
+  } else if (chunk->captured()) {
+    const Status updated = UpdateInPlace(chunk, graph);
     if (updated.code() != Code::kUpdateRefused) {
+      // The executable still answers to the nodes of the graph that it came from.
       device_->DestroyGraph(graph);
       return updated;
     }
@@ -96,17 +104,21 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
   return Status::Ok();
 }
 
+Status Recorder::UpdateInPlace(RecordedChunk* chunk, GraphHandle graph) {
+  JAXGRAPH_RETURN_IF_ERROR(device_->Update(chunk->exec_, graph));
+  stats_->Add(Counter::kExecUpdates);
+  return Status::Ok();
+}
+
 Status Recorder::Capture(const std::vector<Launch>& launches, GraphHandle* graph,
                          std::vector<NodeHandle>* nodes) {
   if (*capture_stream_ == nullptr) JAXGRAPH_RETURN_IF_ERROR(device_->CreateStream(capture_stream_));
   JAXGRAPH_RETURN_IF_ERROR(device_->BeginCapture(*capture_stream_));
-  Status status;
-  for (const Launch& launch : launches) {
-    NodeHandle node = nullptr;
-    status = device_->CaptureKernel(launch, *capture_stream_, &node);
-    if (!status.ok()) break;
-    nodes->push_back(node);
-  }
+  Branches branches(device_, side_streams_, *capture_stream_);
+  const Status status =
+      branches.Run(launches, /*must_fork=*/true, [&](const Launch& launch, Stream stream) {
+        return device_->CaptureKernel(launch, stream, &nodes->emplace_back());
+      });
   // A capture that was begun is always ended; the first failure is the one to tell of.
   const Status ended = device_->EndCapture(*capture_stream_, graph);
   if (status.ok() && ended.ok()) return Status::Ok();

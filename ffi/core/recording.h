@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/core/branches.h"
 #include "ffi/core/launch_plan.h"
 #include "ffi/core/statistics.h"
 #include "ffi/core/status.h"
@@ -24,6 +25,7 @@ class RecordedChunk {
   ~RecordedChunk() { Destroy(); }
 
   bool captured() const { return exec_ != nullptr; }
+  GraphHandle graph() const { return graph_; }
   const std::vector<Launch>& launches() const { return launches_; }
   // Launches the executable; a chunk without launches (views alone) has none.
   Status Run(Stream stream);
@@ -44,6 +46,8 @@ struct Recording {
   std::vector<RecordedChunk> chunks;
   size_t copies_in = 0;   // launches in front of the first chunk
   size_t copies_out = 0;  // launches behind the last
+  PlanIndex index;        // of the plan that the chunks were made of
+  uint64_t nodes = 0;     // launches in all chunks: what the executables' memory grows with
   // Every chunk does what the variant's present addresses ask for. False from before the first
   // change until after the last: a recording that was left half changed is never replayed.
   bool current = false;
@@ -56,24 +60,32 @@ class Recorder {
   // `capture_stream` is created when first needed; the caller keeps it. `log` tells what was
   // instantiated anew and why.
   Recorder(GraphDevice* device, FunctionStats* stats, Stream* capture_stream,
-           std::function<void(std::string why)> log)
-      : device_(device), stats_(stats), capture_stream_(capture_stream), log_(std::move(log)) {}
+           SideStreams* side_streams, UpdateDepth depth, std::function<void(std::string why)> log)
+      : device_(device),
+        stats_(stats),
+        capture_stream_(capture_stream),
+        side_streams_(side_streams),
+        depth_(depth),
+        log_(std::move(log)) {}
 
-  // Replaces the chunk's launches [begin, end) by `fresh`. After a failure the chunk is good for
-  // nothing but destruction.
-  Status Replace(RecordedChunk* chunk, size_t begin, size_t end, std::vector<Launch> fresh);
+  // Makes the chunk do these launches. After a failure it is good for nothing but destruction.
+  Status Rebuild(RecordedChunk* chunk, std::vector<Launch> launches);
+  // The same where only these launches of it are others. Takes the fresh launches.
+  Status Change(RecordedChunk* chunk, LaunchChange* begin, LaunchChange* end);
 
   bool captured() const { return captured_; }  // did anything need a capture?
 
  private:
-  Status PatchAll(RecordedChunk* chunk, size_t begin, std::vector<Launch> fresh);
   Status Recapture(RecordedChunk* chunk);
   Status Capture(const std::vector<Launch>& launches, GraphHandle* graph,
                  std::vector<NodeHandle>* nodes);
+  Status UpdateInPlace(RecordedChunk* chunk, GraphHandle graph);
 
   GraphDevice* device_;
   FunctionStats* stats_;
   Stream* capture_stream_;
+  SideStreams* side_streams_;
+  const UpdateDepth depth_;
   std::function<void(std::string why)> log_;
   bool captured_ = false;
 };

@@ -64,6 +64,7 @@ class FaultInjecting final : public GraphDevice {
   Status ArenaReserve(Stream stream, uint64_t bytes, void** base, uint64_t* capacity,
                       bool* moved) override;
   void ArenaRelease(Stream stream, void* base) override { inner_->ArenaRelease(stream, base); }
+  Status FreeMemory(uint64_t* bytes) override { return inner_->FreeMemory(bytes); }
   HandleCounts live_handles() const override { return inner_->live_handles(); }
 
  private:

@@ -49,7 +49,8 @@ class GraphDevice {
   virtual void DestroyStream(Stream stream) = 0;
 
   // Capture on a stream of CreateStream. CaptureKernel records one launch and names its node.
-  // Fork: `to` joins the capture behind `from`'s present end; Join: `to` waits for `from`'s end.
+  // Fork: `to` goes on behind `from`'s present end, and joins its capture if there is one; Join:
+  // `to` waits for `from`'s end. Outside of captures `from` or `to` may be the caller's stream.
   // EndCapture ends the capture also after a failure in between (then *graph is null).
   virtual Status BeginCapture(Stream stream) = 0;
   virtual Status CaptureKernel(const Launch& launch, Stream stream, NodeHandle* node) = 0;
@@ -73,6 +74,11 @@ class GraphDevice {
   virtual Status ArenaReserve(Stream stream, uint64_t bytes, void** base, uint64_t* capacity,
                               bool* moved) = 0;
   virtual void ArenaRelease(Stream stream, void* base) = 0;
+
+  // Device memory that is free now, by which the cost of executables is calibrated.
+  virtual Status FreeMemory(uint64_t*) {
+    return Status(Code::kUnsupported, "this device does not say how much memory is free");
+  }
 
   virtual HandleCounts live_handles() const = 0;
 };

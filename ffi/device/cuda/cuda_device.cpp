@@ -254,6 +254,13 @@ class CudaDevice final : public GraphDevice {
     arenas_.erase(found);
   }
 
+  Status FreeMemory(uint64_t* bytes) override {
+    size_t free = 0, total = 0;
+    JAXGRAPH_CUDA_RETURN_IF_ERROR(cudaMemGetInfo(&free, &total));
+    *bytes = free;
+    return Status::Ok();
+  }
+
   HandleCounts live_handles() const override {
     HandleCounts counts;
     counts.graphs = graphs_;

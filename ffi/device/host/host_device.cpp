@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <new>
+#include <random>
 #include <string>
 
 #include "ffi/device/host/serial_for.h"
@@ -54,6 +55,7 @@ struct HostDevice::HostStream {
   bool origin = false;           // of the capture
   std::vector<size_t> tail;      // what the next node waits for
   bool dirty = false;            // forked to, and has work that nobody joined yet
+  Stream pool = nullptr;         // whose threads it uses: of the stream it was forked from
 };
 
 HostDevice::HostDevice(int ordinal) : ordinal_(ordinal) {}
@@ -106,6 +108,7 @@ Status HostDevice::LaunchKernel(const Launch& launch, Stream stream) {
       Record(launch, own, &node);
       return Status::Ok();
     }
+    if (own != nullptr) stream = own->pool;
   }
   Run(launch, PoolOf(stream));
   return Status::Ok();
@@ -160,12 +163,17 @@ Status HostDevice::CaptureKernel(const Launch& launch, Stream stream, NodeHandle
   return Status::Ok();
 }
 
+// Outside of captures everything runs at once, which is an order that fork and join allow.
 Status HostDevice::Fork(Stream from, Stream to) {
   std::lock_guard lock(mutex_);
-  HostStream* source = nullptr;
-  JAXGRAPH_RETURN_IF_ERROR(CapturingStream(from, &source));
   HostStream* side = FindStream(to);
   if (side == nullptr) return Dead("stream");
+  HostStream* source = FindStream(from);
+  if (source == nullptr || source->graph == nullptr) {
+    if (side->graph != nullptr) return Status(Code::kInternal, "stream is capturing");
+    side->pool = source == nullptr ? from : source->pool;
+    return Status::Ok();
+  }
   if (side->graph != nullptr && side->graph != source->graph) {
     return Status(Code::kInternal, "stream belongs to another capture");
   }
@@ -176,9 +184,10 @@ Status HostDevice::Fork(Stream from, Stream to) {
 
 Status HostDevice::Join(Stream from, Stream to) {
   std::lock_guard lock(mutex_);
-  HostStream* side = nullptr;
+  HostStream* side = FindStream(from);
+  if (side == nullptr) return Dead("stream");
+  if (side->graph == nullptr) return Status::Ok();
   HostStream* target = nullptr;
-  JAXGRAPH_RETURN_IF_ERROR(CapturingStream(from, &side));
   JAXGRAPH_RETURN_IF_ERROR(CapturingStream(to, &target));
   if (side->graph != target->graph) {
     return Status(Code::kInternal, "streams belong to two captures");
@@ -264,6 +273,29 @@ Status HostDevice::Patch(ExecHandle exec, NodeHandle node, const Launch& launch)
   return Status::Ok();
 }
 
+namespace {
+
+// A random one of the orders that the edges allow.
+std::vector<size_t> LegalOrder(const std::vector<std::vector<size_t>>& edges, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<size_t> order;
+  std::vector<bool> done(edges.size());
+  std::vector<size_t> ready;
+  while (order.size() < edges.size()) {
+    ready.clear();
+    for (size_t n = 0; n < edges.size(); ++n) {
+      const auto is_done = [&](size_t before) { return done[before]; };
+      if (!done[n] && std::all_of(edges[n].begin(), edges[n].end(), is_done)) ready.push_back(n);
+    }
+    const size_t next = ready[random() % ready.size()];
+    done[next] = true;
+    order.push_back(next);
+  }
+  return order;
+}
+
+}  // namespace
+
 // The executable is held while it runs, so that destroying it meanwhile is legal, as on CUDA.
 Status HostDevice::LaunchGraph(ExecHandle exec, Stream stream) {
   std::shared_ptr<Exec> target;
@@ -273,6 +305,10 @@ Status HostDevice::LaunchGraph(ExecHandle exec, Stream stream) {
   }
   if (target == nullptr) return Dead("executable");
   ParallelFor& pool = PoolOf(stream);
+  if (const uint64_t seed = shuffle_) {
+    for (size_t n : LegalOrder(target->source->edges, seed)) Run(target->launches[n], pool);
+    return Status::Ok();
+  }
   for (const Launch& launch : target->launches) Run(launch, pool);
   return Status::Ok();
 }

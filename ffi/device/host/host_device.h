@@ -56,6 +56,10 @@ class HostDevice final : public GraphDevice {
 
   HandleCounts live_handles() const override;
 
+  // From now on graphs run their nodes in a random order that their edges allow, so that an edge
+  // that is missing shows in the results. 0: in the order of capture.
+  void Shuffle(uint64_t seed) { shuffle_ = seed; }
+
   // Handles destroyed that were not alive: the destroying calls cannot report it themselves.
   int64_t misuses() const { return misuses_; }
 
@@ -79,6 +83,7 @@ class HostDevice final : public GraphDevice {
   std::unordered_map<void*, std::shared_ptr<Exec>> execs_;
   std::unordered_set<void*> arenas_;
   std::atomic<int64_t> misuses_{0};
+  std::atomic<uint64_t> shuffle_{0};
 };
 
 }  // namespace jaxgraph

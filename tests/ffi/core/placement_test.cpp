@@ -7,53 +7,126 @@
 namespace jaxgraph {
 namespace {
 
-// Bases of the step: 1 x (wanders), 2 w, 3 big, 4 acc (donated), 5 its result, 6 y.
-TEST(Placement, TheRule) {
-  const Placement placement(StepProgram());
+// Bases of the step: 1 x (hinted), 2 w, 3 big, 4 acc (donated), 5 its result, 6 y.
+constexpr int kManyReaders = 8;
+
+// Makes `calls` calls, in each of which the base moves.
+void Move(Placement* placement, size_t base, int calls, bool recorded = false) {
+  for (int i = 0; i < calls; ++i) {
+    placement->BeginCall();
+    placement->NoteMoved(base, recorded);
+  }
+}
+
+TEST(Placement, BeforeAnythingMoves) {
+  const Placement placement(StepProgram(1, kManyReaders));
   EXPECT_EQ(placement.place(0), Place::kArena);
-  EXPECT_EQ(placement.place(1), Place::kSlot);
+  EXPECT_EQ(placement.place(1), Place::kPatched);  // free while it stays
   EXPECT_EQ(placement.place(2), Place::kInPlace);
   EXPECT_EQ(placement.place(3), Place::kInPlace);
   EXPECT_EQ(placement.place(4), Place::kInPlace);
   EXPECT_EQ(placement.place(5), Place::kInPlace);
-  EXPECT_EQ(placement.place(6), Place::kSlot);
+  EXPECT_EQ(placement.place(6), Place::kPatched);
 }
 
-TEST(Placement, MovingGivesASlotOnlyWhereOneIsAllowed) {
-  Placement placement(StepProgram());
-  EXPECT_FALSE(placement.NoteMoved(1));  // has one
-  EXPECT_TRUE(placement.NoteMoved(2));
-  EXPECT_FALSE(placement.NoteMoved(2));  // once is enough
-  EXPECT_FALSE(placement.NoteMoved(3));  // too large
-  EXPECT_FALSE(placement.NoteMoved(4));  // written in place
-  EXPECT_FALSE(placement.NoteMoved(5));
-  EXPECT_EQ(placement.place(2), Place::kSlot);
+TEST(Placement, TheDecision) {
+  BaseFacts token;
+  token.nbytes = 4;
+  token.nodes = 1;
+  token.expected = true;
+  EXPECT_EQ(ChoosePlace(token), Place::kPatched);
+  token.moves = token.calls = 1;
+  EXPECT_EQ(ChoosePlace(token), Place::kPatched);
+
+  BaseFacts position = token;
+  position.nodes = 60;
+  EXPECT_EQ(ChoosePlace(position), Place::kSlot);
+  position.recorded = true;  // an executable is not changed for a single move
+  EXPECT_EQ(ChoosePlace(position), Place::kPatched);
+  position.moves = position.calls = 4;
+  EXPECT_EQ(ChoosePlace(position), Place::kSlot);
+  position.calls = 1000;  // it hardly ever moves
+  EXPECT_EQ(ChoosePlace(position), Place::kPatched);
+  position.moves = position.calls = 0;
+  EXPECT_EQ(ChoosePlace(position), Place::kPatched);
+  position.expected = false;
+  EXPECT_EQ(ChoosePlace(position), Place::kInPlace);
+
+  BaseFacts logits = token;
+  logits.kind = BaseKind::kResult;
+  logits.nbytes = 4 << 20;
+  EXPECT_EQ(ChoosePlace(logits), Place::kPatched);
+  logits.nodes = 60;  // too large to copy, too many to patch
+  EXPECT_EQ(ChoosePlace(logits), Place::kInPlace);
+
+  BaseFacts cache = position;
+  cache.aliased = true;
+  cache.moves = cache.calls = 10;
+  cache.nbytes = 1 << 16;
+  EXPECT_EQ(ChoosePlace(cache), Place::kInPlace);
+  cache.nbytes = 4;  // a donated counter
+  EXPECT_EQ(ChoosePlace(cache), Place::kPatched);
+  cache.aliased = false;
+  cache.written = true;
+  EXPECT_EQ(ChoosePlace(cache), Place::kPatched);
+
+  BaseFacts none = position;
+  none.nbytes = 0;
+  EXPECT_EQ(ChoosePlace(none), Place::kNowhere);
+  none.kind = BaseKind::kArena;
+  EXPECT_EQ(ChoosePlace(none), Place::kArena);
 }
 
-TEST(Placement, WrittenOperandNeverWanders) {
-  Program program = StepProgram();
-  program.bases[1].written = true;
-  EXPECT_EQ(Placement(program).place(1), Place::kInPlace);
+TEST(Placement, WhatItTakesToGetASlot) {
+  const Program program = StepProgram(1, kManyReaders);
+  Placement warming(program);
+  Move(&warming, 1, 1);
+  EXPECT_EQ(warming.place(1), Place::kSlot);
+  EXPECT_FALSE(warming.late(1));
+
+  Placement captured(program);
+  Move(&captured, 1, 3, /*recorded=*/true);
+  EXPECT_EQ(captured.place(1), Place::kPatched);
+  Move(&captured, 1, 1, /*recorded=*/true);
+  EXPECT_EQ(captured.place(1), Place::kSlot);
+  EXPECT_TRUE(captured.late(1));
+  EXPECT_TRUE(captured.has_late_slots());
+  captured.BeginRecording();
+  EXPECT_FALSE(captured.late(1));
+  EXPECT_FALSE(captured.has_late_slots());
+
+  Placement few(StepProgram());
+  Move(&few, 1, 20);
+  EXPECT_EQ(few.place(1), Place::kPatched);
+  Move(&few, 3, 20);
+  EXPECT_EQ(few.place(3), Place::kInPlace);  // too large
 }
 
-TEST(Placement, AliasedOperandNeverWanders) {
-  Program program = StepProgram();
-  program.bases[4].written = false;  // handed through
-  program.bases[4].hint = BaseHint::kWanders;
-  EXPECT_EQ(Placement(program).place(4), Place::kInPlace);
-}
-
-TEST(Placement, EmptyBasesHaveNoPlace) {
-  Program program = StepProgram();
-  program.bases[1].nbytes = 0;
-  EXPECT_EQ(Placement(program).place(1), Place::kNowhere);
+TEST(Placement, ABaseThatComesToRestLeavesItsSlot) {
+  Placement placement(StepProgram(1, kManyReaders));
+  Move(&placement, 1, 10);
+  EXPECT_EQ(placement.place(1), Place::kSlot);
+  int calls = 0;
+  for (; calls < 1000 && placement.place(1) == Place::kSlot; ++calls) {
+    placement.BeginCall();
+    if (placement.DueToSettle()) placement.Settle();
+  }
+  EXPECT_GE(calls, 64);
+  EXPECT_LE(calls, 128);
+  EXPECT_EQ(placement.place(1), Place::kPatched);
+  EXPECT_FALSE(placement.DueToSettle());
+  Move(&placement, 1, 1);
+  EXPECT_EQ(placement.place(1), Place::kPatched);  // one move in so many calls
+  Move(&placement, 1, 20);
+  EXPECT_EQ(placement.place(1), Place::kSlot);
 }
 
 TEST(Placement, SlotsAreAlignedDisjointAndThereFromTheStart) {
-  const Program program = StepProgram();
+  Program program = StepProgram(1, kManyReaders);
+  for (Node& node : program.nodes) node.srcs.push_back(Dense(DType::kF32, 6, 0, {kWidth}));
   Placement placement(program);
   const uint64_t before = placement.arena_bytes();
-  placement.NoteMoved(2);
+  for (size_t b : {1, 2, 6}) Move(&placement, b, 2);
   EXPECT_EQ(placement.arena_bytes(), before);
   EXPECT_EQ(ArenaBytesOf(program), before);
 
@@ -62,6 +135,7 @@ TEST(Placement, SlotsAreAlignedDisjointAndThereFromTheStart) {
   placement.Resolve(std::vector<char*>(program.bases.size()), arena, &resolved);
   std::vector<char*> slots;
   for (size_t b : {1, 2, 6}) {
+    EXPECT_EQ(placement.place(b), Place::kSlot) << b;
     EXPECT_EQ((resolved[b] - arena) % kArenaAlignment, 0u);
     EXPECT_GE(resolved[b], arena + program.arena_bytes);
     EXPECT_LE(resolved[b] + program.bases[b].nbytes, arena + before);
@@ -77,12 +151,17 @@ TEST(Placement, WithoutSlotsEverythingIsInPlace) {
 }
 
 TEST(Placement, ExplainsItself) {
-  const Program program = StepProgram();
-  const Placement placement(program);
-  EXPECT_EQ(placement.Explain(program.bases[1], 1), "x: slot, 32 bytes (it is expected to wander)");
+  const Program program = StepProgram(1, kManyReaders);
+  Placement placement(program);
+  EXPECT_EQ(placement.Explain(program.bases[1], 1),
+            "x: patched, 32 bytes (10 nodes, has not moved)");
   EXPECT_EQ(placement.Explain(program.bases[3], 3),
-            "big: in place, 1048580 bytes (larger than a slot)");
-  EXPECT_EQ(placement.Explain(program.bases[4], 4), "acc: in place, 32 bytes (written in place)");
+            "big: in place, 1048580 bytes (1 node, has not moved; too large to follow)");
+  EXPECT_EQ(placement.Explain(program.bases[2], 2),
+            "w: in place, 32 bytes (9 nodes, has not moved)");
+  Move(&placement, 1, 3);
+  EXPECT_EQ(placement.Explain(program.bases[1], 1),
+            "x: slot, 32 bytes (10 nodes, moved in 3 of 3 calls; copied)");
 }
 
 }  // namespace

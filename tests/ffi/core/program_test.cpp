@@ -29,6 +29,11 @@ TEST(Program, RoundTrip) {
   EXPECT_EQ(decoded.options.max_failures, 5u);
   EXPECT_FALSE(decoded.options.fusion);
   EXPECT_TRUE(decoded.options.rewarm_on_address_change);
+  EXPECT_EQ(decoded.options.update_depth, UpdateDepth::kInstantiate);
+  EXPECT_EQ(decoded.options.idle_ms, 6u);
+  EXPECT_EQ(decoded.options.sweep_ms, 7u);
+  EXPECT_EQ(decoded.options.max_executables, 8u);
+  EXPECT_EQ(decoded.options.memory_budget, 9u);
   EXPECT_EQ(decoded.nodes[2].outs[0].strides[1], -1);
 }
 

@@ -151,6 +151,11 @@ inline Program SampleProgram() {
   p.options.fusion = false;
   p.options.concurrency = false;
   p.options.rewarm_on_address_change = true;
+  p.options.update_depth = UpdateDepth::kInstantiate;
+  p.options.idle_ms = 6;
+  p.options.sweep_ms = 7;
+  p.options.max_executables = 8;
+  p.options.memory_budget = 9;
   p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"),
              MakeBase(BaseKind::kOperand, 0, 32, "x"),
              MakeBase(BaseKind::kOperand, 1, 128, "cache"),

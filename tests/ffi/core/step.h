@@ -3,6 +3,7 @@
 //
 //   t0 = x * 2 + w;  t1 = t0 * 3 + big[:8];  acc = acc * 1 + t1;  t2 = acc * 1 + t0;
 //   y = t2 * scale + x
+// and, if asked to, t3 = x * 1 + w some times over, which makes x and w bases with many readers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,12 +41,12 @@ inline Node Axpy(TensorRef out, TensorRef a, float k, TensorRef b) {
                   std::string(reinterpret_cast<const char*>(&k), sizeof k));
 }
 
-inline Program StepProgram(float scale = 0.5f) {
+inline Program StepProgram(float scale = 0.5f, int more_readers = 0) {
   Program p;
   p.function = "step";
   p.function_id = 7;
   p.key.fill(1);
-  p.arena_bytes = 3 * kSlice;
+  p.arena_bytes = 4 * kSlice;
   p.options.chunk_size = 2;
   p.options.fusion = false;
   p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"),
@@ -64,6 +65,7 @@ inline Program StepProgram(float scale = 0.5f) {
   p.nodes = {Axpy(at(0, 0), at(1), 2, at(2)),    MakeNode(Op::kView, {at(0, 0)}, {at(0, 0)}),
              Axpy(at(0, 1), at(0, 0), 3, at(3)), Axpy(at(5), at(4), 1, at(0, 1)),
              Axpy(at(0, 2), at(5), 1, at(0, 0)), Axpy(at(6), at(0, 2), scale, at(1))};
+  for (int i = 0; i < more_readers; ++i) p.nodes.push_back(Axpy(at(0, 3), at(1), 1, at(2)));
   return p;
 }
 

@@ -2,6 +2,7 @@
 // depend on the real ones. It reads EXPR as out = a * k + b over dense f32, with k in the params.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -66,6 +67,7 @@ class TestEmitter final : public Emitter {
   Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
               std::vector<Launch>* launches, size_t* covered) const override {
     if (fail) return Status(Code::kUnsupported, "told to fail");
+    ++emissions;
     *covered = 1;
     const Node& node = *nodes[first].node;
     if (node.op == Op::kView) return Status::Ok();
@@ -111,6 +113,7 @@ class TestEmitter final : public Emitter {
   bool Capturable(const Node& node) const override { return node.op != Op::kGather; }
 
   bool fail = false;  // every emission from now on
+  mutable std::atomic<uint64_t> emissions{0};
 
  private:
   static bool Aligned(const ResolvedNode& r) {
