@@ -19,12 +19,23 @@ void ResolveNode(const std::vector<char*>& resolved, ResolvedNode* at) {
   }
 }
 
+// The sources in operands that no node writes. Validation has seen to it that the mark is true.
+uint32_t ConstantSources(const Program& program, const Node& node) {
+  uint32_t constant = 0;
+  for (size_t i = 0; i < std::min<size_t>(node.srcs.size(), 32); ++i) {
+    const Base& base = program.bases[node.srcs[i].base];
+    if (base.kind == BaseKind::kOperand && !base.written) constant |= 1u << i;
+  }
+  return constant;
+}
+
 std::vector<ResolvedNode> ResolveNodes(const Program& program, const std::vector<char*>& resolved) {
   std::vector<ResolvedNode> nodes(program.nodes.size());
   for (size_t n = 0; n < nodes.size(); ++n) {
     nodes[n].node = &program.nodes[n];
     nodes[n].outs.resize(program.nodes[n].outs.size());
     nodes[n].srcs.resize(program.nodes[n].srcs.size());
+    nodes[n].constant_srcs = ConstantSources(program, program.nodes[n]);
     ResolveNode(resolved, &nodes[n]);
   }
   return nodes;

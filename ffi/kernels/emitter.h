@@ -18,6 +18,9 @@ struct ResolvedNode {
   const Node* node = nullptr;
   std::vector<char*> outs;        // address of outs[i]'s first element
   std::vector<const char*> srcs;  // address of srcs[i]'s first element
+  // Bit i: no node of the program writes srcs[i], so a kernel that starts before its predecessor
+  // has ended may read it.
+  uint32_t constant_srcs = 0;
 };
 
 // One contiguous copy between a slot and a wandering base.
