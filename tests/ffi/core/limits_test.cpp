@@ -1,0 +1,226 @@
+// What bounds the executables: idle time, their number, their memory; and what a variant's end
+// leaves behind.
+#include <gtest/gtest.h>
+
+#include "tests/ffi/core/step.h"
+
+namespace jaxgraph {
+namespace {
+
+// A machine whose time passes when it is told to.
+struct TimedMachine {
+  TimedMachine() {
+    executor = std::make_unique<Executor>(&device, &emitter, [this] { return now; });
+  }
+  ~TimedMachine() {
+    executor.reset();
+    EXPECT_EQ(host.live_handles().execs, 0);
+    EXPECT_EQ(host.live_handles().graphs, 0);
+    EXPECT_EQ(host.misuses(), 0);
+  }
+  Counters Stats() const { return executor->Stats(7); }
+
+  double now = 1000;
+  HostDevice host;
+  FaultInjecting device{&host};
+  TestEmitter emitter;
+  std::unique_ptr<Executor> executor;
+};
+
+Program WithKey(float scale, uint8_t key) {
+  Program program = StepProgram(scale);
+  program.key.fill(key);
+  return program;
+}
+
+TEST(Limits, IdleVariantsAreDestroyed) {
+  TimedMachine m;
+  StepBuffers b;
+  const auto idle = Seal(WithKey(2, 1));
+  const auto busy = Seal(WithKey(3, 2));
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), idle, i, 2);
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), busy, i, 3);
+  EXPECT_EQ(m.Stats().live_execs, 6u);
+
+  m.now += 9;
+  b.Check(m.executor.get(), busy, 1, 3);
+  EXPECT_EQ(m.Stats().live_execs, 6u);
+  m.now += 2;  // 11 s, but the last sweep was 2 s ago
+  b.Check(m.executor.get(), busy, 1, 3);
+  EXPECT_EQ(m.Stats().live_execs, 6u);
+  m.now += 4;
+  b.Check(m.executor.get(), busy, 1, 3);
+  EXPECT_EQ(m.Stats().live_execs, 3u);
+  EXPECT_EQ(m.Stats().evictions, 1u);
+  EXPECT_TRUE(Logged(*m.executor, "evict", "idle for 15 s"));
+
+  const Counters before = m.Stats();
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), idle, i, 2);
+  EXPECT_EQ(m.Stats().eager, before.eager + 1);
+  EXPECT_EQ(m.Stats().captures, before.captures + 1);
+  EXPECT_EQ(m.Stats().replays, before.replays + 1);
+}
+
+TEST(Limits, ACallAfterALongWaitStillReplays) {
+  TimedMachine m;
+  StepBuffers b;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 5; ++i) {
+    m.now += 1000;
+    b.Check(m.executor.get(), program, i);
+  }
+  EXPECT_EQ(m.Stats().replays, 3u);
+  EXPECT_EQ(m.Stats().evictions, 0u);
+}
+
+TEST(Limits, IdleTimeAndSweepAreOptions) {
+  for (uint32_t idle_ms : {0u, 100u}) {
+    TimedMachine m;
+    StepBuffers b;
+    Program a = WithKey(2, 1);
+    Program other = WithKey(3, 2);
+    a.options.idle_ms = other.options.idle_ms = idle_ms;
+    a.options.sweep_ms = other.options.sweep_ms = 10;
+    for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), Seal(a), i, 2);
+    m.now += 0.2;
+    b.Check(m.executor.get(), Seal(other), 1, 3);
+    EXPECT_EQ(m.Stats().evictions, idle_ms == 0 ? 0u : 1u);
+  }
+}
+
+TEST(Limits, NumberOfExecutables) {
+  Machine m;
+  StepBuffers b;
+  std::vector<std::shared_ptr<const Program>> programs;
+  for (int i = 0; i < 4; ++i) {
+    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
+    program.options.max_executables = 7;  // two programs of three chunks
+    programs.push_back(Seal(program));
+  }
+  const auto run = [&](int which, int calls) {
+    for (int i = 0; i < calls; ++i) b.Check(m.executor.get(), programs[which], i, which);
+  };
+  run(0, 3);
+  run(1, 3);
+  run(0, 1);
+  run(2, 3);  // pushes 1 out
+  EXPECT_EQ(m.Stats().live_execs, 6u);
+  EXPECT_TRUE(Logged(*m.executor, "evict", "more than 7 executables"));
+  const uint64_t replays = m.Stats().replays;
+  run(0, 1);
+  run(2, 1);
+  EXPECT_EQ(m.Stats().replays, replays + 2);
+  for (int round = 0; round < 5; ++round) {
+    for (int which = 0; which < 4; ++which) run(which, 3);
+    EXPECT_LE(m.Stats().live_execs, 7u);
+  }
+}
+
+// Says that every node of an executable takes 500 bytes.
+class Accountant final : public GraphDevice {
+ public:
+  explicit Accountant(HostDevice* host) : host_(host) {}
+  Status FreeMemory(uint64_t* bytes) override {
+    *bytes = (uint64_t{1} << 40) - used_;
+    return Status::Ok();
+  }
+  Status Instantiate(GraphHandle graph, ExecHandle* exec) override {
+    used_ += 500 * nodes_;
+    return host_->Instantiate(graph, exec);
+  }
+  Status CaptureKernel(const Launch& launch, Stream stream, NodeHandle* node) override {
+    ++nodes_;
+    return host_->CaptureKernel(launch, stream, node);
+  }
+  Status BeginCapture(Stream stream) override {
+    nodes_ = 0;
+    return host_->BeginCapture(stream);
+  }
+  std::string_view name() const override { return host_->name(); }
+  int ordinal() const override { return 0; }
+  bool streams_are_transient() const override { return true; }
+  Status EnterDevice(int* previous) override { return host_->EnterDevice(previous); }
+  void LeaveDevice(int previous) override { host_->LeaveDevice(previous); }
+  Status LaunchKernel(const Launch& l, Stream s) override { return host_->LaunchKernel(l, s); }
+  Status IsCapturing(Stream s, bool* c) override { return host_->IsCapturing(s, c); }
+  Status CreateStream(Stream* s) override { return host_->CreateStream(s); }
+  void DestroyStream(Stream s) override { host_->DestroyStream(s); }
+  Status Fork(Stream from, Stream to) override { return host_->Fork(from, to); }
+  Status Join(Stream from, Stream to) override { return host_->Join(from, to); }
+  Status EndCapture(Stream s, GraphHandle* g) override { return host_->EndCapture(s, g); }
+  Status Update(ExecHandle e, GraphHandle g) override { return host_->Update(e, g); }
+  Status Patch(ExecHandle e, NodeHandle n, const Launch& l) override {
+    return host_->Patch(e, n, l);
+  }
+  Status LaunchGraph(ExecHandle e, Stream s) override { return host_->LaunchGraph(e, s); }
+  void DestroyGraph(GraphHandle g) override { host_->DestroyGraph(g); }
+  void DestroyExec(ExecHandle e) override { host_->DestroyExec(e); }
+  Status ArenaReserve(Stream s, uint64_t bytes, void** base, uint64_t* capacity,
+                      bool* moved) override {
+    return host_->ArenaReserve(s, bytes, base, capacity, moved);
+  }
+  void ArenaRelease(Stream s, void* base) override { host_->ArenaRelease(s, base); }
+  HandleCounts live_handles() const override { return host_->live_handles(); }
+
+ private:
+  HostDevice* host_;
+  uint64_t used_ = 0;
+  uint64_t nodes_ = 0;
+};
+
+TEST(Limits, MemoryBudgetByWhatANodeCosts) {
+  HostDevice host;
+  Accountant device(&host);
+  TestEmitter emitter;
+  {
+    Executor executor(&device, &emitter);
+    StepBuffers b;
+    for (int which = 0; which < 4; ++which) {
+      Program program = WithKey(static_cast<float>(which), static_cast<uint8_t>(which));
+      // Five launches and a view a program: room for two programs at 500 bytes a node, not three.
+      program.options.memory_budget = 14 * 500;
+      program.options.chunk_size = 0;
+      const auto sealed = Seal(program);
+      for (int i = 0; i < 3; ++i) {
+        b.Check(&executor, sealed, i, static_cast<float>(which));
+        EXPECT_LE(executor.Stats(7).live_execs, 2u);
+      }
+    }
+    EXPECT_EQ(executor.Stats(7).live_execs, 2u);
+    EXPECT_EQ(executor.Stats(7).evictions, 2u);
+    EXPECT_TRUE(Logged(executor, "evict", "the memory budget of 7000 bytes"));
+
+    Program large = WithKey(9, 9);
+    large.options.memory_budget = 5 * 500;
+    for (int i = 0; i < 3; ++i) b.Check(&executor, Seal(large), i, 9);
+    EXPECT_TRUE(Logged(executor, "eager", "alone exceed the memory budget"));
+  }
+  EXPECT_EQ(host.live_handles().execs, 0);
+  EXPECT_EQ(host.misuses(), 0);
+}
+
+// A variant that is pushed out and made again has not earned new attempts.
+TEST(Limits, FailuresOutliveTheVariant) {
+  TimedMachine m;
+  StepBuffers b;
+  Program failing = StepProgram(2);
+  Program other = StepProgram(3);
+  failing.options.max_variants = other.options.max_variants = 1;
+  m.device.Fail(DeviceCall::kInstantiate, 0, 1000);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), Seal(failing), i, 2);
+    b.Check(m.executor.get(), Seal(other), round, 3);
+    m.now += 20;
+  }
+  EXPECT_GE(m.Stats().evictions, 9u);
+  EXPECT_EQ(m.device.failures(), 2u);
+  m.device.Heal();
+  b.Check(m.executor.get(), Seal(failing), 1, 2);
+  EXPECT_TRUE(Logged(*m.executor, "eager", "too many failures"));
+  m.executor->Clear(7);
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), Seal(failing), i, 2);
+  EXPECT_EQ(m.Stats().replays, 1u);
+}
+
+}  // namespace
+}  // namespace jaxgraph
