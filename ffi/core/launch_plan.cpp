@@ -19,23 +19,29 @@ void ResolveNode(const std::vector<char*>& resolved, ResolvedNode* at) {
   }
 }
 
-// The sources in operands that no node writes. Validation has seen to it that the mark is true.
-uint32_t ConstantSources(const Program& program, const Node& node) {
-  uint32_t constant = 0;
-  for (size_t i = 0; i < std::min<size_t>(node.srcs.size(), 32); ++i) {
-    const Base& base = program.bases[node.srcs[i].base];
-    if (base.kind == BaseKind::kOperand && !base.written) constant |= 1u << i;
+// By base: operands that no node writes, under whatever name. (Validation has seen to it that the
+// mark is true.)
+std::vector<bool> ConstantBases(const Program& program) {
+  std::vector<bool> constant;
+  for (const Base& base : program.bases) {
+    constant.push_back(base.kind == BaseKind::kOperand && !base.written);
+  }
+  for (const Base& base : program.bases) {
+    if (base.alias >= 0) constant[1 + base.alias] = false;
   }
   return constant;
 }
 
 std::vector<ResolvedNode> ResolveNodes(const Program& program, const std::vector<char*>& resolved) {
+  const std::vector<bool> constant = ConstantBases(program);
   std::vector<ResolvedNode> nodes(program.nodes.size());
   for (size_t n = 0; n < nodes.size(); ++n) {
     nodes[n].node = &program.nodes[n];
     nodes[n].outs.resize(program.nodes[n].outs.size());
     nodes[n].srcs.resize(program.nodes[n].srcs.size());
-    nodes[n].constant_srcs = ConstantSources(program, program.nodes[n]);
+    for (size_t i = 0; i < std::min<size_t>(nodes[n].srcs.size(), 32); ++i) {
+      if (constant[program.nodes[n].srcs[i].base]) nodes[n].constant_srcs |= 1u << i;
+    }
     ResolveNode(resolved, &nodes[n]);
   }
   return nodes;
