@@ -4,6 +4,7 @@
 #include "ffi/device/cuda/cuda_query.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "ffi/kernels/cuda/launchers.h"
+#include "ffi/kernels/cuda/stream_group.h"
 
 namespace jaxgraph {
 namespace {
@@ -34,16 +35,22 @@ class CudaEmitterImpl final : public Emitter {
  public:
   explicit CudaEmitterImpl(bool clusters) : clusters_(clusters) {}
 
-  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool /*fusion*/,
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
               std::vector<Launch>* launches, size_t* covered) const override {
-    *covered = 1;  // no kernel covers more than one node yet
+    *covered = 0;
     const size_t before = launches->size();
-    JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
     const Node& node = *nodes[first].node;
+    if (clusters_) {
+      JAXGRAPH_RETURN_IF_ERROR(EmitStreamGroup(nodes, first, fusion, launches, covered));
+    }
+    if (*covered == 0) {
+      *covered = 1;
+      JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
+    }
     for (size_t i = before; i < launches->size(); ++i) {
       Launch& launch = (*launches)[i];
       launch.first_node = static_cast<uint32_t>(first);
-      launch.node_count = 1;
+      launch.node_count = static_cast<uint32_t>(*covered);
       launch.region = node.region;
       launch.branch = node.branch;
     }

@@ -93,15 +93,20 @@ bool FitsPanelKernel(const MatmulParams& p) {
          Aligned16({p.n * item, Address(p.b), p.b_k, p.b_batch[0], p.b_batch[1]});
 }
 
+Status PrepareProduct(const ResolvedNode& node, MatmulParams* p) {
+  JAXGRAPH_RETURN_IF_ERROR(Prepare(node, p));
+  FoldBatchIntoRows(p);
+  if (p->n < p->m && p->n <= kFewRows) {
+    Transpose(p);
+    FoldBatchIntoRows(p);
+  }
+  return Status::Ok();
+}
+
 Status EmitMatmul(const ResolvedNode& node, bool clusters, Launches* launches) {
   MatmulParams p;
-  JAXGRAPH_RETURN_IF_ERROR(Prepare(node, &p));
+  JAXGRAPH_RETURN_IF_ERROR(PrepareProduct(node, &p));
   if (p.m == 0 || p.n == 0 || p.batch[0] == 0 || p.batch[1] == 0) return Status::Ok();
-  FoldBatchIntoRows(&p);
-  if (p.n < p.m && p.n <= kFewRows) {
-    Transpose(&p);
-    FoldBatchIntoRows(&p);
-  }
   if (p.m > kFewRows) {
     LaunchTiled(p, launches);
   } else if (FitsColumnKernel(p)) {

@@ -1,0 +1,235 @@
+// Times the products of one batch-1 decode step of Llama-shaped models in one CUDA graph: both
+// layouts of weights, with and without dependent launch, for several tunings. Attention is left
+// out: what counts here is how fast the weights come.
+//
+//   cmake --build build -t stream_products && build/stream_products [models] [rows]
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ffi/device/cuda/cuda_device.h"
+#include "ffi/kernels/cuda/stream.h"
+
+namespace jaxgraph {
+namespace {
+
+#define CHECK_CUDA(expr)                                                        \
+  do {                                                                          \
+    const cudaError_t error_ = (expr);                                          \
+    if (error_ != cudaSuccess) {                                                \
+      std::fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(error_));      \
+      std::exit(1);                                                             \
+    }                                                                           \
+  } while (0)
+void Check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+
+struct Model {
+  const char* name;
+  int layers, width, heads, kv_heads, head_dim, ffn, vocab;
+};
+constexpr Model kModels[] = {{"135m", 30, 576, 9, 3, 64, 1536, 49152},
+                             {"1b", 16, 2048, 32, 8, 64, 8192, 128256},
+                             {"8b", 32, 4096, 32, 8, 128, 14336, 128256}};
+
+uint32_t Bits(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
+
+class Step {
+ public:
+  Step(const Model& model, int rows, bool along_k) : model_(model), rows_(rows), along_k_(along_k) {
+    const int64_t d = model.width, q = model.heads * model.head_dim;
+    const int64_t kv = model.kv_heads * model.head_dim;
+    const int64_t layer = d * (q + 2 * kv) + q * d + 3 * d * model.ffn;
+    weight_bytes_ = 2 * (model.layers * layer + d * model.vocab);
+    CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&weights_), weight_bytes_));
+    CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&activations_), kActivationBytes));
+    // Random bits of bf16 numbers between 2^-7 and 2^-3, of both signs.
+    std::vector<uint16_t> noise(1 << 20);
+    uint32_t state = 1;
+    for (uint16_t& n : noise) {
+      state = state * 1664525u + 1013904223u;
+      n = static_cast<uint16_t>(((state >> 16) & 0x81ff) + 0x3c00);
+    }
+    Fill(weights_, weight_bytes_, noise);
+    Fill(activations_, kActivationBytes, noise);
+  }
+  ~Step() {
+    cudaFree(weights_);
+    cudaFree(activations_);
+  }
+
+  int64_t weight_bytes() const { return weight_bytes_; }
+
+  // All products, in order; `which` >= 0: that one of each layer alone (4: the head).
+  std::vector<Launch> Launches(const StreamTuning* tuning, int which = -1) {
+    std::vector<Launch> launches;
+    next_weight_ = weights_;
+    const int d = model_.width, q = model_.heads * model_.head_dim;
+    const int kv = model_.kv_heads * model_.head_dim;
+    char* x = At(0);
+    char* y = At(1);
+    for (int l = 0; l < model_.layers; ++l) {
+      Add(&launches, which, 0, x, d, {q, kv, kv}, true, l > 0, false, tuning);
+      Add(&launches, which, 1, At(8), q, {d}, false, false, false, tuning);
+      Add(&launches, which, 2, y, d, {model_.ffn, model_.ffn}, true, true, true, tuning);
+      Add(&launches, which, 3, At(10), model_.ffn, {d}, false, false, false, tuning);
+    }
+    Add(&launches, which, 4, x, d, {model_.vocab}, true, true, false, tuning);
+    return launches;
+  }
+
+ private:
+  static constexpr int64_t kSlot = 8 << 20, kActivationBytes = 16 * kSlot;
+
+  char* At(int slot) const { return activations_ + slot * kSlot; }
+
+  static void Fill(char* to, int64_t bytes, const std::vector<uint16_t>& noise) {
+    const int64_t size = 2 * static_cast<int64_t>(noise.size());
+    for (int64_t at = 0; at < bytes; at += size) {
+      CHECK_CUDA(cudaMemcpy(to + at, noise.data(), std::min(size, bytes - at),
+                            cudaMemcpyHostToDevice));
+    }
+  }
+
+  void Add(std::vector<Launch>* launches, int which, int kind, const char* row, int k,
+           const std::vector<int>& columns, bool norm, bool added, bool pair,
+           const StreamTuning* tuning) {
+    StreamParams p = {};
+    p.m = rows_;
+    p.k = k;
+    p.num_products = static_cast<int32_t>(columns.size());
+    for (size_t i = 0; i < columns.size(); ++i) {
+      const int n = columns[i];
+      p.product[i] = {next_weight_, At(4 + static_cast<int>(i)), 2 * int64_t{along_k_ ? k : n},
+                      2 * int64_t{n}, n, 0, DType::kBF16, {}};
+      next_weight_ += 2 * int64_t{n} * k;
+    }
+    if (which >= 0 && which != kind) return;
+    p.row = row;
+    p.row_m = p.added_m = p.sum_m = p.norm_m = 2 * int64_t{k};
+    p.has_norm = norm;
+    p.added = norm && added ? At(2) : nullptr;
+    p.weight = norm ? At(3) : nullptr;
+    p.sum = norm && added ? At(11) : nullptr;
+    p.norm = norm ? At(12) : nullptr;
+    p.length = Bits(static_cast<float>(k));
+    p.eps = Bits(1e-5f);
+    p.divides = p.rounds_first = p.silu_rounds = p.fetches_early = 1;
+    p.activated = pair ? At(9) : nullptr;
+    p.activated_m = 2 * int64_t{columns[0]};
+    LaunchStream(p, DType::kBF16, along_k_, tuning != nullptr ? *tuning : DefaultTuning(p, along_k_),
+                 launches);
+  }
+
+  const Model model_;
+  const int rows_;
+  const bool along_k_;
+  int64_t weight_bytes_ = 0;
+  char* weights_ = nullptr;
+  char* activations_ = nullptr;
+  char* next_weight_ = nullptr;
+};
+
+// Median microseconds of one replay.
+double TimeGraph(std::vector<Launch> launches, bool dependent) {
+  std::unique_ptr<GraphDevice> device = MakeCudaDevice(0);
+  Stream capture = nullptr;
+  Check(device->CreateStream(&capture));
+  for (Launch& launch : launches) launch.dependent &= dependent;
+  launches.front().dependent = false;
+  Check(device->BeginCapture(capture));
+  for (const Launch& launch : launches) {
+    NodeHandle node = nullptr;
+    Check(device->CaptureKernel(launch, capture, &node));
+  }
+  GraphHandle graph = nullptr;
+  ExecHandle exec = nullptr;
+  Check(device->EndCapture(capture, &graph));
+  Check(device->Instantiate(graph, &exec));
+  cudaStream_t stream = static_cast<cudaStream_t>(capture);
+  cudaEvent_t start, stop;
+  CHECK_CUDA(cudaEventCreate(&start));
+  CHECK_CUDA(cudaEventCreate(&stop));
+  std::vector<double> times;
+  constexpr int kReplays = 10, kRounds = 7;
+  for (int round = 0; round <= kRounds; ++round) {
+    CHECK_CUDA(cudaEventRecord(start, stream));
+    for (int i = 0; i < kReplays; ++i) Check(device->LaunchGraph(exec, capture));
+    CHECK_CUDA(cudaEventRecord(stop, stream));
+    CHECK_CUDA(cudaEventSynchronize(stop));
+    float ms = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
+    if (round > 0) times.push_back(1000.0 * ms / kReplays);
+  }
+  CHECK_CUDA(cudaEventDestroy(start));
+  CHECK_CUDA(cudaEventDestroy(stop));
+  device->DestroyExec(exec);
+  device->DestroyGraph(graph);
+  device->DestroyStream(capture);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void Report(const char* what, const Step& step, double plain, double dependent) {
+  std::printf("  %-26s %8.1f %8.1f us  %5.2f TB/s\n", what, plain, dependent,
+              step.weight_bytes() / dependent / 1e6);
+  std::fflush(stdout);
+}
+
+void Run(const Model& model, int rows, bool tune) {
+  for (const bool along_k : {true, false}) {
+    Step step(model, rows, along_k);
+    std::printf("%s, %d row%s, [%s], %.0f MB\n", model.name, rows, rows == 1 ? "" : "s",
+                along_k ? "out, in" : "in, out", step.weight_bytes() / 1e6);
+    const std::vector<Launch> all = step.Launches(nullptr);
+    Report("default", step, TimeGraph(all, false), TimeGraph(all, true));
+    if (!tune) continue;
+    static const char* const kNames[] = {"qkv", "output", "gate/up", "down", "head"};
+    for (int which = 0; which < 5; ++which) {
+      const std::vector<Launch> one = step.Launches(nullptr, which);
+      const double count = static_cast<double>(one.size());
+      std::printf("    %-10s each %7.2f %7.2f us  grid %u cluster %u shared %u\n", kNames[which],
+                  TimeGraph(one, false) / count, TimeGraph(one, true) / count, one[0].grid[0],
+                  one[0].cluster, one[0].shared_bytes);
+    }
+    for (const int blocks : {132, 264, 396}) {
+      for (const int stages : {1, 2, 3, 4, 5}) {
+        for (const int cluster : {1, 4, 8}) {
+          if (along_k && cluster > 1) continue;
+          if (!along_k && cluster == 1) continue;
+          const StreamTuning tuning = {blocks, stages, cluster};
+          const std::vector<Launch> tuned = step.Launches(&tuning);
+          char what[64];
+          std::snprintf(what, sizeof what, "%d blocks %d stages /%d", blocks, stages, cluster);
+          Report(what, step, TimeGraph(tuned, false), TimeGraph(tuned, true));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxgraph
+
+int main(int argc, char** argv) {
+  const std::string wanted = argc > 1 ? argv[1] : "135m,1b,8b";
+  const int rows = argc > 2 ? std::atoi(argv[2]) : 1;
+  const bool tune = argc > 3 && std::string(argv[3]) == "tune";
+  for (const jaxgraph::Model& model : jaxgraph::kModels) {
+    if (wanted.find(model.name) == std::string::npos) continue;
+    jaxgraph::Run(model, rows, tune);
+  }
+}

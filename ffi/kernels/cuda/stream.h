@@ -1,0 +1,74 @@
+// Streaming products (Hopper): up to four matrices that multiply the same few rows, in one kernel
+// that reads the weights as fast as memory gives them, with the norm that makes the rows in front
+// and the activation that takes the products behind. stream_group.cpp finds such groups.
+#pragma once
+
+#include <cstdint>
+
+#include "ffi/core/dtype.h"
+#include "ffi/kernels/cuda/launchers.h"
+
+namespace jaxgraph {
+
+constexpr int kMaxStreamed = 4;   // matrices
+constexpr int kMaxStreamRows = 16;
+
+// out[m, n] = sum over k of row[m, k] * weights[k, n]; strides in bytes.
+struct StreamedProduct {
+  const char* weights;
+  char* out;
+  int64_t pitch;  // from one column of the product to the next (along k), or one k to the next
+  int64_t out_m;
+  int32_t n;
+  int32_t end;  // of this matrix's pieces, counted from the first matrix's: the launcher's
+  DType out_dtype;
+  uint8_t reserved[7];
+};
+
+struct StreamParams {
+  StreamedProduct product[kMaxStreamed];
+
+  // The rows. With `norm`: sum = row (+ added), norm = rms_norm(sum) (* weight), both stored, and
+  // `norm` is what is multiplied. See RmsNormForm.
+  const char* row;
+  const char* added;
+  const char* weight;
+  char* sum;
+  char* norm;
+  int64_t row_m, added_m, sum_m, norm_m;
+  uint32_t length, eps;  // bits of floats: floats have two zeros, and equal nodes must give equal bytes
+
+  // The activation: silu(product 0) * product 1, if not null.
+  char* activated;
+  int64_t activated_m;
+
+  int32_t m, k, num_products;
+  int32_t pieces;  // of all matrices: groups of columns that a block (or cluster) makes at once
+  int32_t stages;  // of a warp's ring
+  int32_t piece_bytes;  // along k: of a column's bytes that a warp takes at once
+  int32_t splits;       // along n: blocks of a cluster, which share k
+  int32_t row_pitch;    // bytes of a row in shared memory
+
+  uint8_t has_norm, divides, rounds_first, silu_rounds;
+  uint8_t fetches_early;  // no node writes the weights: they are read before the wait
+  uint8_t reserved[3];
+};
+
+// How much of the chip a launch takes; constants of Hopper's, found by benchmarks/stream_products.
+struct StreamTuning {
+  int32_t blocks;  // wanted at most
+  int32_t stages;  // of a warp's ring, 4 KB each, at most
+  int32_t cluster;  // blocks that share k, at most
+};
+StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
+
+// Whether the rows fit into a block's shared memory.
+bool RowsFit(const StreamParams& params);
+
+// `along_k`: every matrix is contiguous along k ("[out, in]"), else along n ("[in, out]"). bf16 or
+// f16 throughout (but for the products' own dtypes); rows, weights and outputs start at multiples
+// of 16 bytes, k is a multiple of 8 and, along n, so is every n.
+void LaunchStream(const StreamParams& params, DType dtype, bool along_k,
+                  const StreamTuning& tuning, Launches* launches);
+
+}  // namespace jaxgraph

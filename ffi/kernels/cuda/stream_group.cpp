@@ -1,0 +1,288 @@
+#include "ffi/kernels/cuda/stream_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "ffi/kernels/cuda/known_forms.h"
+#include "ffi/kernels/cuda/matmul.h"
+#include "ffi/kernels/cuda/stream.h"
+
+namespace jaxgraph {
+namespace {
+
+// Every block computes the norm for itself: beyond this many elements that costs more than a kernel
+// of its own.
+constexpr int64_t kMaxNormElements = 8 * 1024;
+
+int64_t SizeIn(const TensorRef& t) { return static_cast<int64_t>(SizeOf(t.dtype)); }
+
+bool IsAligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+uint32_t BitsOf(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
+
+// The bytes from a tensor's first to its last element in memory.
+struct Range {
+  const char* begin;
+  const char* end;
+};
+Range RangeOf(const TensorRef& t, const char* address) {
+  int64_t low = 0, high = SizeIn(t);
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.shape[d] == 0) return {address, address};
+    const int64_t reach = (t.shape[d] - 1) * t.strides[d] * SizeIn(t);
+    (reach < 0 ? low : high) += reach;
+  }
+  return {address + low, address + high};
+}
+
+// What the nodes of a run touch. The planner keeps these apart; here it is made sure.
+class Footprint {
+ public:
+  // Adds a node, but for the sources that the kernel does not read from memory. False, and nothing
+  // is added, if then some output overlapped another operand.
+  bool Add(const ResolvedNode& at, uint32_t inner_srcs) {
+    std::vector<Range> reads, writes;
+    for (size_t i = 0; i < at.srcs.size(); ++i) {
+      if (i < 32 && (inner_srcs >> i & 1) != 0) continue;
+      reads.push_back(RangeOf(at.node->srcs[i], at.srcs[i]));
+    }
+    for (size_t i = 0; i < at.outs.size(); ++i) {
+      writes.push_back(RangeOf(at.node->outs[i], at.outs[i]));
+    }
+    for (size_t i = 0; i < writes.size(); ++i) {
+      const std::vector<Range> others(writes.begin() + i + 1, writes.end());
+      if (Overlaps(writes[i], others) || Overlaps(writes[i], reads) ||
+          Overlaps(writes[i], reads_) || Overlaps(writes[i], writes_)) {
+        return false;
+      }
+    }
+    for (const Range& read : reads) {
+      if (Overlaps(read, writes_)) return false;
+    }
+    reads_.insert(reads_.end(), reads.begin(), reads.end());
+    writes_.insert(writes_.end(), writes.begin(), writes.end());
+    return true;
+  }
+
+ private:
+  static bool Overlaps(const Range& a, const std::vector<Range>& all) {
+    return std::any_of(all.begin(), all.end(),
+                       [&](const Range& b) { return a.begin < b.end && b.begin < a.end; });
+  }
+
+  std::vector<Range> reads_, writes_;
+};
+
+// ---- the parts of a run ----
+
+// A tensor as rows of a last dimension that is contiguous, with one stride between them.
+struct Rows {
+  int64_t count, length, stride;  // in bytes
+};
+std::optional<Rows> AsRows(const TensorRef& t) {
+  if (t.rank < 1) return std::nullopt;
+  const int last = t.rank - 1;
+  if (t.shape[last] != 1 && t.strides[last] != 1) return std::nullopt;
+  Rows rows = {1, t.shape[last], 0};
+  for (int d = 0; d < last; ++d) {
+    if (t.shape[d] == 1) continue;
+    if (rows.count != 1) return std::nullopt;
+    rows.count = t.shape[d];
+    rows.stride = t.strides[d] * SizeIn(t);
+  }
+  return rows;
+}
+
+// A ROW that is an RMS norm; its part of the parameters.
+bool TakesNorm(const ResolvedNode& at, StreamParams* p) {
+  ExprProgram program;
+  RmsNormForm form;
+  if (!DecodeExpr(*at.node, &program).ok() || !MatchRmsNorm(program, &form)) return false;
+  const std::optional<Rows> norm = AsRows(at.node->outs[form.norm_out]);
+  if (!norm || norm->length % 8 != 0 || norm->count * norm->length > kMaxNormElements ||
+      norm->count == 0 || norm->length == 0) {
+    return false;
+  }
+  bool fits = true;
+  // Of an operand: its address, if the kernel can read it, and the distance of its rows.
+  const auto take = [&](const TensorRef& t, auto* address, int64_t* stride) {
+    const std::optional<Rows> rows = AsRows(t);
+    fits = fits && rows && IsAligned16(address) && rows->stride % 16 == 0;
+    *stride = rows ? rows->stride : 0;
+    return address;
+  };
+  const auto source = [&](int i, int64_t* stride) -> const char* {
+    return i < 0 ? nullptr : take(at.node->srcs[i], at.srcs[i], stride);
+  };
+  const auto output = [&](int i, int64_t* stride) -> char* {
+    return i < 0 ? nullptr : take(at.node->outs[i], at.outs[i], stride);
+  };
+  p->row = source(form.x, &p->row_m);
+  p->added = source(form.added, &p->added_m);
+  int64_t weight_m = 0;
+  p->weight = source(form.weight, &weight_m);
+  p->sum = output(form.sum_out, &p->sum_m);
+  p->norm = output(form.norm_out, &p->norm_m);
+  p->has_norm = 1;
+  p->divides = form.divides;
+  p->rounds_first = form.rounds_first;
+  p->length = BitsOf(form.length);
+  p->eps = BitsOf(form.eps);
+  p->m = static_cast<int32_t>(norm->count);
+  p->k = static_cast<int32_t>(norm->length);
+  return fits && weight_m == 0;
+}
+
+// A MATMUL whose weights a streaming kernel reads.
+struct Streamed {
+  MatmulParams product;
+  bool along_k;
+  bool constant;  // the weights
+};
+bool IsStreamed(const ResolvedNode& at, Streamed* s) {
+  if (at.node->op != Op::kMatmul) return false;
+  MatmulParams& p = s->product;
+  if (!PrepareProduct(at, &p).ok()) return false;
+  const DType t = p.b_dtype;
+  if ((t != DType::kBF16 && t != DType::kF16) || p.a_dtype != t) return false;
+  if (p.out_dtype == DType::kF64 || p.batch[0] != 1 || p.batch[1] != 1) return false;
+  if (p.m < 1 || p.m > kMaxStreamRows || p.n < 1 || p.k < 8 || p.k % 8 != 0) return false;
+  s->along_k = p.b_k == 2;
+  const int64_t pitch = s->along_k ? p.b_n : p.b_k;
+  if (!s->along_k && (p.b_n != 2 || p.n % 8 != 0)) return false;
+  const int64_t item = static_cast<int64_t>(SizeOf(p.out_dtype));
+  s->constant = (at.constant_srcs >> (p.b == at.srcs[1] ? 1 : 0) & 1) != 0;
+  return p.a_k == 2 && (p.out_n == item || p.n == 1) && IsAligned16(p.a) && IsAligned16(p.b) &&
+         p.a_m % 16 == 0 && pitch % 16 == 0;
+}
+
+bool SameRows(const MatmulParams& a, const MatmulParams& b) {
+  return a.a == b.a && a.a_m == b.a_m && a.m == b.m && a.k == b.k && a.b_dtype == b.b_dtype;
+}
+
+void AddProduct(const Streamed& s, StreamParams* p) {
+  const MatmulParams& m = s.product;
+  p->product[p->num_products++] = {
+      m.b, m.out, s.along_k ? m.b_n : m.b_k, m.out_m, m.n, 0, m.out_dtype, {}};
+  p->fetches_early = s.constant && (p->num_products == 1 || p->fetches_early);
+}
+
+// The bit of the source that is the rows.
+uint32_t RowsSource(const ResolvedNode& at, const MatmulParams& p) {
+  return p.a == at.srcs[0] ? 1 : 2;
+}
+
+// An EXPR that multiplies the silu of one of two products by the other; its part of the parameters.
+bool TakesActivation(const ResolvedNode& at, DType dtype, StreamParams* p) {
+  ExprProgram program;
+  SiluProductForm form;
+  if (at.node->op != Op::kExpr || p->num_products != 2) return false;
+  if (!DecodeExpr(*at.node, &program).ok() || !MatchSiluProduct(program, &form)) return false;
+  StreamedProduct& first = p->product[0];
+  StreamedProduct& second = p->product[1];
+  if (form.dtype != dtype || form.gate == form.up || at.srcs.size() != 2 || first.n != second.n ||
+      first.out_dtype != dtype || second.out_dtype != dtype) {
+    return false;
+  }
+  // All of it in the order of the products, which have no gaps.
+  const int64_t row = 2 * int64_t{first.n};
+  const auto dense = [&](const TensorRef& t) {
+    int64_t size = 1;
+    bool is = t.num_elements() == int64_t{first.n} * p->m;
+    for (int d = t.rank - 1; d >= 0; --d) {
+      is = is && (t.shape[d] == 1 || t.strides[d] == size);
+      size *= t.shape[d];
+    }
+    return is;
+  };
+  if (!dense(at.node->srcs[0]) || !dense(at.node->srcs[1]) || !dense(at.node->outs[0])) {
+    return false;
+  }
+  if (p->m > 1 && (first.out_m != row || second.out_m != row)) return false;
+  const char* gate = at.srcs[form.gate];
+  const char* up = at.srcs[form.up];
+  if (gate == second.out && up == first.out) {
+    std::swap(first, second);
+  } else if (gate != first.out || up != second.out) {
+    return false;
+  }
+  p->activated = at.outs[0];
+  p->activated_m = row;
+  p->silu_rounds = form.rounds;
+  return true;
+}
+
+}  // namespace
+
+Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                       Launches* launches, size_t* covered) {
+  *covered = 0;
+  StreamParams params = {};
+  Footprint footprint;
+  // May the node be in one kernel with the first?
+  const auto stands_by = [&](size_t i) {
+    return i < nodes.size() && nodes[i].node->region == nodes[first].node->region &&
+           nodes[i].node->branch == nodes[first].node->branch;
+  };
+  size_t next = first;
+  if (nodes[first].node->op == Op::kRow) {
+    if (!fusion || !stands_by(first + 1) || nodes[first + 1].node->op != Op::kMatmul) {
+      return Status::Ok();
+    }
+    if (!TakesNorm(nodes[first], &params) || !footprint.Add(nodes[first], 0)) return Status::Ok();
+    ++next;
+  }
+
+  Streamed leader;
+  if (!IsStreamed(nodes[next], &leader)) return Status::Ok();
+  const MatmulParams& product = leader.product;
+  if (params.has_norm) {
+    const bool reads_norm = product.a == params.norm && product.m == params.m &&
+                            product.k == params.k && (product.m == 1 || product.a_m == params.norm_m);
+    if (!reads_norm) return Status::Ok();
+  } else {
+    params.row = product.a;
+    params.row_m = product.a_m;
+    params.m = product.m;
+    params.k = product.k;
+  }
+  // Alone, a product's rows are read from memory by all blocks, so they count as well.
+  const auto inner = [&](const ResolvedNode& at, const MatmulParams& p) {
+    return params.has_norm ? RowsSource(at, p) : 0;
+  };
+  if (!RowsFit(params) || !footprint.Add(nodes[next], inner(nodes[next], product))) {
+    return Status::Ok();
+  }
+  AddProduct(leader, &params);
+  ++next;
+
+  while (fusion && params.num_products < kMaxStreamed && stands_by(next)) {
+    Streamed other;
+    if (!IsStreamed(nodes[next], &other) || other.along_k != leader.along_k ||
+        !SameRows(other.product, product) ||
+        !footprint.Add(nodes[next], inner(nodes[next], other.product))) {
+      break;
+    }
+    AddProduct(other, &params);
+    ++next;
+  }
+  if (fusion && stands_by(next)) {
+    StreamParams with_activation = params;
+    if (TakesActivation(nodes[next], product.b_dtype, &with_activation) &&
+        footprint.Add(nodes[next], 3)) {
+      params = with_activation;
+      ++next;
+    }
+  }
+  LaunchStream(params, product.b_dtype, leader.along_k, DefaultTuning(params, leader.along_k),
+               launches);
+  *covered = next - first;
+  return Status::Ok();
+}
+
+}  // namespace jaxgraph
