@@ -27,7 +27,8 @@ target_link_options(jaxgraph_ffi PRIVATE LINKER:--exclude-libs,ALL LINKER:--no-u
 execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
   OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 find_package(nanobind CONFIG REQUIRED)
-nanobind_add_module(_native STABLE_ABI NB_STATIC ffi/bind/module.cpp ffi/bind/program_spec.cpp)
+nanobind_add_module(_native STABLE_ABI NB_STATIC ffi/bind/module.cpp ffi/bind/plain_data.cpp
+  ffi/bind/program_spec.cpp ffi/bind/testing.cpp)
 target_link_libraries(_native PRIVATE jaxgraph_ffi jaxgraph_core)
 target_compile_definitions(_native PRIVATE JAXGRAPH_VERSION="${PROJECT_VERSION}")
 set_target_properties(_native PROPERTIES BUILD_RPATH_USE_ORIGIN ON INSTALL_RPATH $ORIGIN)

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "ffi/bind/handlers.h"
+#include "ffi/bind/plain_data.h"
 #include "ffi/bind/program_spec.h"
+#include "ffi/bind/testing.h"
 #include "ffi/core/program.h"
 #include "ffi/runtime/runtime.h"
 
@@ -15,29 +17,6 @@ namespace nb = nanobind;
 
 namespace jaxgraph {
 namespace {
-
-// Executors hold their locks while a call is enqueued, on threads that may be waiting for the GIL
-// (a callback): so whatever takes such a lock gives the GIL up first.
-template <typename F>
-auto WithoutGil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
-}
-
-void Raise(const Status& status) {
-  switch (status.code()) {
-    case Code::kOk:
-      return;
-    case Code::kInvalidArgument:
-      throw nb::value_error(status.message().c_str());
-    case Code::kOutOfMemory:
-      PyErr_SetString(PyExc_MemoryError, status.message().c_str());
-      throw nb::python_error();
-    default:
-      PyErr_SetString(PyExc_RuntimeError, status.message().c_str());
-      throw nb::python_error();
-  }
-}
 
 using Handler = XLA_FFI_Error*(XLA_FFI_CallFrame*);
 
@@ -71,42 +50,11 @@ nb::dict Describe(const nb::bytes& bytes) {
 }
 
 nb::dict StatsOf(uint64_t function_id) {
-  const Counters c = WithoutGil([&] { return Runtime::Get().Stats(function_id); });
-  nb::dict out;
-  out["executions"] = c.executions;
-  out["eager"] = c.eager;
-  out["captures"] = c.captures;
-  out["replays"] = c.replays;
-  out["patches"] = c.patches;
-  out["exec_updates"] = c.exec_updates;
-  out["instantiations"] = c.instantiations;
-  out["uid_hits"] = c.uid_hits;
-  out["property_compares"] = c.property_compares;
-  out["nodes_compared"] = c.nodes_compared;
-  out["resets"] = c.resets;
-  out["evictions"] = c.evictions;
-  out["failures"] = c.failures;
-  out["chunk_launches"] = c.chunk_launches;
-  out["live_execs"] = c.live_execs;
-  out["arena_bytes"] = c.arena_bytes;
-  return out;
+  return ToDict(WithoutGil([&] { return Runtime::Get().Stats(function_id); }));
 }
 
 nb::list EventsOf(uint64_t function_id) {
-  const std::vector<Event> events = WithoutGil([&] { return Runtime::Get().Events(function_id); });
-  nb::list out;
-  for (const Event& e : events) {
-    nb::dict event;
-    event["sequence"] = e.sequence;
-    event["time_s"] = e.time_s;
-    event["device"] = e.device;
-    event["function_id"] = e.function_id;
-    event["split"] = e.split;
-    event["what"] = e.what;
-    event["why"] = e.why;
-    out.append(event);
-  }
-  return out;
+  return ToList(WithoutGil([&] { return Runtime::Get().Events(function_id); }));
 }
 
 Platform PlatformOf(const std::string& name) {
@@ -154,4 +102,7 @@ NB_MODULE(_native, m) {
   m.def("reserve", Reserve, nb::arg("platform"), nb::arg("ordinal"), nb::arg("nbytes"),
         "Sizes a device's arena ahead of time.");
   m.def("build_info", BuildInfoDict, "What the native library was built with.");
+
+  nb::module_ testing = m.def_submodule("testing", "For this project's own tests and benchmarks.");
+  DefineTesting(testing);
 }

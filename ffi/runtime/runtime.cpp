@@ -17,19 +17,18 @@ namespace {
 
 Status MakeDevice(Platform platform, int ordinal, std::unique_ptr<DeviceRuntime>* out) {
   auto made = std::make_unique<DeviceRuntime>();
-  const Emitter* emitter = nullptr;
   if (platform == Platform::kHost) {
     made->device = std::make_unique<HostDevice>(ordinal);
-    emitter = &HostEmitter();
+    made->emitter = &HostEmitter();
   } else {
 #ifdef JAXGRAPH_WITH_CUDA
     made->device = MakeCudaDevice(ordinal);
-    emitter = &CudaEmitter();
+    made->emitter = &CudaEmitter();
 #else
     return Status(Code::kUnsupported, "this build of jaxgraph has no CUDA device");
 #endif
   }
-  made->executor = std::make_unique<Executor>(made->device.get(), emitter);
+  made->executor = std::make_unique<Executor>(made->device.get(), made->emitter);
   *out = std::move(made);
   return Status::Ok();
 }

@@ -21,6 +21,7 @@ enum class Platform { kHost = 0, kCuda = 1 };
 // Everything of one device. Lives until the process ends.
 struct DeviceRuntime {
   std::unique_ptr<GraphDevice> device;
+  const Emitter* emitter = nullptr;
   std::unique_ptr<Executor> executor;
 };
 

@@ -18,7 +18,7 @@
 
 namespace jaxgraph {
 
-class HostDevice final : public GraphDevice {
+class HostDevice : public GraphDevice {
  public:
   explicit HostDevice(int ordinal = 0);
   ~HostDevice() override;
