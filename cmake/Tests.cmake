@@ -23,3 +23,13 @@ foreach(source IN LISTS test_sources)
   target_link_libraries(${name} PRIVATE ${library} GTest::gtest_main)
   gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST)
 endforeach()
+
+# benchmarks/*.cpp, one target a file, built on demand: cmake --build build -t expressions
+if(TARGET jaxgraph_cuda)
+  file(GLOB benchmark_sources CONFIGURE_DEPENDS benchmarks/*.cpp)
+  foreach(source IN LISTS benchmark_sources)
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(${name} EXCLUDE_FROM_ALL ${source})
+    target_link_libraries(${name} PRIVATE jaxgraph_cuda GTest::gtest)
+  endforeach()
+endif()

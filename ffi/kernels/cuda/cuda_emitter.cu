@@ -1,8 +1,14 @@
 #include <algorithm>
 #include <climits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
 
 #include "ffi/device/cuda/cuda_query.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
+#include "ffi/kernels/cuda/jit/jit.h"
 #include "ffi/kernels/cuda/launchers.h"
 #include "ffi/kernels/cuda/stream_group.h"
 
@@ -12,28 +18,53 @@ namespace {
 // The virtual architectures of this build; the driver takes the newest that a device can run.
 constexpr int kCompiledFor[] = {__CUDA_ARCH_LIST__};
 
-// Whether the kernels' code for this device has Hopper's clusters in it.
-bool HasClusters(int compute_capability) {
+// Whether the kernels' code for this device has Hopper's instructions in it: a kernel that may
+// start before its predecessor has ended can wait for it.
+bool HasDependentLaunch(int compute_capability) {
   int newest = 0;
   for (const int arch : kCompiledFor) {
     if (arch / 10 <= compute_capability) newest = std::max(newest, arch / 10);
   }
+  return newest >= 90;
+}
+bool HasClusters(int compute_capability) {
   const int major = compute_capability / 10;
-  return (major == 9 || major == 10) && newest >= 90;
+  return (major == 9 || major == 10) && HasDependentLaunch(compute_capability);
 }
 
-int OldestComputeCapability() {
-  int oldest = INT_MAX;
+struct Capabilities {
+  int oldest = INT_MAX, newest = 0;  // of this machine's GPUs
+  bool any() const { return newest > 0; }
+};
+Capabilities FindCapabilities() {
+  Capabilities found;
   for (int i = 0; i < CudaDeviceCount(); ++i) {
     int capability = 0;
-    if (CudaComputeCapability(i, &capability).ok()) oldest = std::min(oldest, capability);
+    if (!CudaComputeCapability(i, &capability).ok()) continue;
+    found.oldest = std::min(found.oldest, capability);
+    found.newest = std::max(found.newest, capability);
   }
-  return oldest == INT_MAX ? kMinComputeCapability : oldest;
+  return found;
+}
+const Capabilities& Machine() {
+  static const Capabilities machine = FindCapabilities();
+  return machine;
+}
+
+// What NVRTC compiles for: machine code, or what every GPU here can make machine code of.
+std::string ArchitectureFor(int compute_capability) {
+  const bool same =
+      Machine().oldest == compute_capability && Machine().newest == compute_capability;
+  return (same ? "sm_" : "compute_") + std::to_string(compute_capability);
 }
 
 class CudaEmitterImpl final : public Emitter {
  public:
-  explicit CudaEmitterImpl(bool clusters) : clusters_(clusters) {}
+  CudaEmitterImpl(int compute_capability, bool compiles)
+      : clusters_(HasClusters(compute_capability)),
+        dependent_(HasDependentLaunch(compute_capability)),
+        compiles_(compiles && Machine().any()),
+        jit_(ArchitectureFor(compute_capability), clusters_) {}
 
   Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
               std::vector<Launch>* launches, size_t* covered) const override {
@@ -45,7 +76,9 @@ class CudaEmitterImpl final : public Emitter {
     }
     if (*covered == 0) {
       *covered = 1;
-      JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
+      if (!Compiled(nodes, first, fusion, launches)) {
+        JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
+      }
     }
     for (size_t i = before; i < launches->size(); ++i) {
       Launch& launch = (*launches)[i];
@@ -53,6 +86,8 @@ class CudaEmitterImpl final : public Emitter {
       launch.node_count = static_cast<uint32_t>(*covered);
       launch.region = node.region;
       launch.branch = node.branch;
+      // Kernels of attention do not wait.
+      launch.dependent = dependent_ && node.op != Op::kAttention;
     }
     return Status::Ok();
   }
@@ -68,6 +103,29 @@ class CudaEmitterImpl final : public Emitter {
   }
 
  private:
+  // Appends the launch of an expression's own kernel, if it has one.
+  bool Compiled(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                std::vector<Launch>* launches) const {
+    const Op op = nodes[first].node->op;
+    if ((op != Op::kExpr && op != Op::kRow) || !compiles_ || !Jit::Available()) return false;
+    return jit_.Emit(nodes, first, [&] { return Alone(nodes, first, fusion); }, launches);
+  }
+
+  // The nodes from `first` on that no other kernel covers.
+  std::vector<size_t> Alone(const std::vector<ResolvedNode>& nodes, size_t first,
+                            bool fusion) const {
+    std::vector<size_t> alone;
+    std::vector<Launch> unused;
+    for (size_t n = first; n < nodes.size();) {
+      size_t covered = 0;
+      // A group that cannot be emitted will say so when its turn comes.
+      if (clusters_ && !EmitStreamGroup(nodes, n, fusion, &unused, &covered).ok()) covered = 0;
+      if (covered == 0) alone.push_back(n);
+      n += std::max<size_t>(covered, 1);
+    }
+    return alone;
+  }
+
   Status EmitOne(const ResolvedNode& node, std::vector<Launch>* launches) const {
     switch (node.node->op) {
       case Op::kView:
@@ -90,18 +148,34 @@ class CudaEmitterImpl final : public Emitter {
     return Status(Code::kUnsupported, "no CUDA kernel for this kind of node");
   }
 
-  const bool clusters_;
+  const bool clusters_, dependent_, compiles_;
+  mutable Jit jit_;  // remembers what it compiled, and gives the same for ever
 };
+
+const Emitter& EmitterFor(int compute_capability, bool compiles) {
+  static std::mutex mutex;
+  static auto* emitters = new std::map<std::pair<int, bool>, std::unique_ptr<CudaEmitterImpl>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<CudaEmitterImpl>& emitter = (*emitters)[{compute_capability, compiles}];
+  if (emitter == nullptr) {
+    emitter = std::make_unique<CudaEmitterImpl>(compute_capability, compiles);
+  }
+  return *emitter;
+}
+
+int OldestComputeCapability() { return Machine().any() ? Machine().oldest : kMinComputeCapability; }
 
 }  // namespace
 
-const Emitter& CudaEmitter(int compute_capability) {
-  static const CudaEmitterImpl with_clusters(true), without_clusters(false);
-  return HasClusters(compute_capability) ? with_clusters : without_clusters;
-}
+const Emitter& CudaEmitter(int compute_capability) { return EmitterFor(compute_capability, true); }
 
 const Emitter& CudaEmitter() {
   static const Emitter& emitter = CudaEmitter(OldestComputeCapability());
+  return emitter;
+}
+
+const Emitter& InterpretingCudaEmitter() {
+  static const Emitter& emitter = EmitterFor(OldestComputeCapability(), false);
   return emitter;
 }
 

@@ -11,4 +11,8 @@ const Emitter& CudaEmitter();
 // Emits for one compute capability (90: 9.0). What the library was not compiled for is not used.
 const Emitter& CudaEmitter(int compute_capability);
 
+// As CudaEmitter(), but expressions are always interpreted: what compiled kernels (jit/) are held
+// against.
+const Emitter& InterpretingCudaEmitter();
+
 }  // namespace jaxgraph

@@ -1,6 +1,7 @@
 // EXPR: a thread takes one element or, where there are plenty, four.
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/interpreter.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/launchers.h"
@@ -55,6 +56,7 @@ template <typename W, int kLanes>
 __global__ void __launch_bounds__(kThreads) ExprKernel(const __grid_constant__ ExprParams params) {
   __shared__ uint4 shared[sizeof(ExprParams) / sizeof(uint4)];
   const ExprParams& p = ToShared(params, shared);
+  BeginLaunch();
   Registers<W, kLanes> registers;
   const uint32_t step = gridDim.x * kThreads * kLanes;
   for (uint32_t i = blockIdx.x * kThreads * kLanes + threadIdx.x; i < p.count; i += step) {

@@ -12,12 +12,6 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;  // what FastDiv divides
 bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
 bool IsWide(DType t) { return SizeOf(t) == 8; }
 
-int NumOperands(ExprOp op) {
-  if (op < ExprOp::kStore) return 0;
-  if (op < ExprOp::kAdd || op >= ExprOp::kReduceSum || op == ExprOp::kIntegerPow) return 1;
-  return op < ExprOp::kSelect ? 2 : 3;
-}
-
 bool Touches(const ExprInstr& instr, uint8_t reg) {
   const int n = NumOperands(instr.op);
   return (instr.op != ExprOp::kStore && instr.dst == reg) || (n > 0 && instr.a == reg) ||
@@ -147,6 +141,12 @@ void Split(const ExprParams& p, int64_t (&shape)[kExprMaxRank], int from, int fl
 }
 
 }  // namespace
+
+int NumOperands(ExprOp op) {
+  if (op < ExprOp::kStore) return 0;
+  if (op < ExprOp::kAdd || op >= ExprOp::kReduceSum || op == ExprOp::kIntegerPow) return 1;
+  return op < ExprOp::kSelect ? 2 : 3;
+}
 
 Status PrepareExpr(const ResolvedNode& resolved, bool* wide, std::vector<ExprPiece>* pieces) {
   ExprProgram program;

@@ -1,6 +1,7 @@
 // GATHER, and COPY, which is a gather without indices: a thread a word.
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/launchers.h"
 #include "ffi/kernels/cuda/moves.cuh"
@@ -20,6 +21,7 @@ __device__ __forceinline__ void Fill(uint64_t pattern, char* to) {
 
 template <typename Word>
 __global__ void __launch_bounds__(kMoveThreads) GatherKernel(const __grid_constant__ MoveParams p) {
+  BeginLaunch();
   const int64_t slice = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (slice >= p.num_slices) return;
   bool inside = true;

@@ -4,6 +4,7 @@
 // them.
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -27,6 +28,7 @@ __host__ __device__ constexpr int UnrollOf(int rows) { return rows <= 2 ? 4 : 2;
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kThreads)
     ColumnsKernel(const __grid_constant__ ColumnsParams cp) {
+  BeginLaunch();
   constexpr int kColumns = ColumnsOf(kRows), kUnroll = UnrollOf(kRows);
   constexpr int kVector = 16 / T::kSize;
   __shared__ float by_warp[kWarps][kRows][kColumns];

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -33,6 +34,7 @@ __host__ __device__ constexpr int BlocksOf(int rows) { return rows <= 2 ? 4 : 2;
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kThreads, BlocksOf(kRows))
     PanelsKernel(const __grid_constant__ PanelsParams pp) {
+  BeginLaunch();
   constexpr int kVector = 16 / T::kSize, kPanel = kLanesAcross * kVector;
   constexpr int kUnroll = UnrollOf(kRows);
   __shared__ float by_warp[kWarps][kRows][kPanel];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -16,6 +17,7 @@ constexpr int kThreads = kWarps * kWarp;
 // A warp an element of the output: its lanes walk along k.
 template <typename Acc>
 __global__ void __launch_bounds__(kThreads) AlongKKernel(const __grid_constant__ MatmulParams p) {
+  BeginLaunch();
   const int lane = threadIdx.x % kWarp, m = blockIdx.y;
   const int64_t n = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   if (n >= p.n) return;
@@ -36,6 +38,7 @@ __global__ void __launch_bounds__(kThreads) AlongKKernel(const __grid_constant__
 // A lane an element of the output: the warps of a block share k.
 template <typename Acc>
 __global__ void __launch_bounds__(kThreads) AlongNKernel(const __grid_constant__ MatmulParams p) {
+  BeginLaunch();
   __shared__ Acc by_warp[kWarps][kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, m = blockIdx.y;
   const int64_t n = static_cast<int64_t>(blockIdx.x) * kWarp + lane;

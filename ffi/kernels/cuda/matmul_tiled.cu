@@ -2,6 +2,7 @@
 // 4 x 4 sums a thread. Plain arithmetic, no tensor cores: large products are better left to XLA.
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -37,6 +38,7 @@ __device__ __forceinline__ void LoadTile(const char* from, DType dtype, int64_t 
 
 template <typename Acc>
 __global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ TiledParams tp) {
+  BeginLaunch();
   __shared__ Acc tile_a[kDepth][kTile + 1];
   __shared__ Acc tile_b[kDepth][kTile + 1];
   const MatmulParams& p = tp.product;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/interpreter.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/launchers.h"
@@ -167,6 +168,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     RowKernel(const __grid_constant__ RowParams params) {
   __shared__ uint4 shared[sizeof(RowParams) / sizeof(uint4)];
   const RowParams& rp = ToShared(params, shared);
+  BeginLaunch();
   constexpr int kLanes = kLanesOf<W>;
   __shared__ Scratch<Candidate<W>> scratch;
   __shared__ Scratch<float> float_scratch;

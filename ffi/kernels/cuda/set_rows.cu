@@ -2,6 +2,7 @@
 // the order in which blocks run: a word is written only if no later slice writes it too.
 #include <algorithm>
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/launchers.h"
 #include "ffi/kernels/cuda/moves.cuh"
@@ -27,6 +28,7 @@ __device__ __forceinline__ bool Touches(const MoveParams& p, int later,
 template <typename Word>
 __global__ void __launch_bounds__(kMoveThreads)
     SetRowsKernel(const __grid_constant__ MoveParams p) {
+  BeginLaunch();
   const int slice = blockIdx.x;
   bool inside = true;
   int64_t to = 0, begin[kMaxComponents] = {}, extent[kMaxComponents] = {};

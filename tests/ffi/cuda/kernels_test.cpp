@@ -37,7 +37,7 @@ class CudaKernelsTest : public CudaTest {
  protected:
   // Runs the node eagerly, then captures it and launches the executable twice, each time on fresh
   // copies of the buffers.
-  void RunOnCuda(const NodeCase& c, Buffers* result) {
+  void RunOnCuda(const Emitter& emitter, const NodeCase& c, Buffers* result) {
     std::vector<DeviceBytes> memory;
     std::vector<char*> addresses;
     for (const auto& buffer : c.buffers) {
@@ -47,9 +47,9 @@ class CudaKernelsTest : public CudaTest {
     const std::vector<ResolvedNode> nodes = {Resolve(c.node, addresses)};
     std::vector<Launch> launches, again;
     size_t covered = 0;
-    ASSERT_OK(CudaEmitter().Emit(nodes, 0, true, &launches, &covered));
+    ASSERT_OK(emitter.Emit(nodes, 0, true, &launches, &covered));
     ASSERT_EQ(covered, 1u);
-    ASSERT_OK(CudaEmitter().Emit(nodes, 0, true, &again, &covered));
+    ASSERT_OK(emitter.Emit(nodes, 0, true, &again, &covered));
     ASSERT_EQ(launches.size(), again.size());
     for (size_t i = 0; i < launches.size(); ++i) {
       ASSERT_TRUE(launches[i].SameConfig(again[i]));
@@ -75,10 +75,16 @@ class CudaKernelsTest : public CudaTest {
     device_->DestroyGraph(graph);
   }
 
-  void Check(const NodeCase& c) {
+  void Check(const NodeCase& c, bool compiled = false) {
     Buffers got;
-    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, &got)) << Describe(c);
+    const Emitter& emitter = compiled ? CudaEmitter() : InterpretingCudaEmitter();
+    ASSERT_NO_FATAL_FAILURE(RunOnCuda(emitter, c, &got)) << Describe(c);
     ASSERT_TRUE(SameResult(c, got, RunOnHost(c)));
+  }
+  // By the interpreter, and by kernels of their own (which jit_test.cpp tries with random nodes).
+  void CheckBoth(const NodeCase& c) {
+    ASSERT_NO_FATAL_FAILURE(Check(c, false));
+    ASSERT_NO_FATAL_FAILURE(Check(c, true));
   }
 
   void CheckRandom(Op op, uint64_t seed, int cases) {
@@ -273,7 +279,7 @@ TEST_F(CudaKernelsTest, ConversionsSaturateAndDropNan) {
           OneOp(rng, Op::kExpr, from, {24},
                 {ExprOp::kConvert, result, 0, 0, 0, 0, static_cast<uint16_t>(from)}, result);
       FillFrom(&c, c.node.srcs[0], values);
-      ASSERT_NO_FATAL_FAILURE(Check(c));
+      ASSERT_NO_FATAL_FAILURE(CheckBoth(c));
     }
   }
 }
@@ -293,7 +299,7 @@ TEST_F(CudaKernelsTest, ExtremaOfSpecialValues) {
           NodeCase c = OneOp(rng, Op::kRow, t, {2, length},
                              {op, t, 0, 0, 0, 0, static_cast<uint16_t>(DType::kS32)}, result);
           FillFrom(&c, c.node.srcs[0], values);
-          ASSERT_NO_FATAL_FAILURE(Check(c));
+          ASSERT_NO_FATAL_FAILURE(CheckBoth(c));
         }
       }
     }

@@ -1,0 +1,128 @@
+// Time of an expression node in a graph, in us: compiled and interpreted kernels, without and with
+// dependent launch. cmake --build build -t expressions && build/expressions
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/device/cuda/cuda_device.h"
+#include "ffi/kernels/cuda/cuda_emitter.h"
+#include "ffi/kernels/cuda/jit/jit.h"
+#include "tests/ffi/cuda/decode_nodes.h"
+
+namespace jaxgraph::testing {
+namespace {
+
+constexpr int kNodes = 200, kRepetitions = 15;
+
+void Check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+void Check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
+// Median time of a node in a graph of kNodes like it.
+double Measure(GraphDevice* device, const std::vector<Launch>& node, bool dependent,
+               cudaStream_t stream) {
+  Stream capture = nullptr;
+  Check(device->CreateStream(&capture));
+  Check(device->BeginCapture(capture));
+  for (int i = 0; i < kNodes; ++i) {
+    for (Launch launch : node) {
+      launch.dependent = dependent && i > 0;
+      NodeHandle handle = nullptr;
+      Check(device->CaptureKernel(launch, capture, &handle));
+    }
+  }
+  GraphHandle graph = nullptr;
+  ExecHandle exec = nullptr;
+  Check(device->EndCapture(capture, &graph));
+  Check(device->Instantiate(graph, &exec));
+  cudaEvent_t begin, end;
+  Check(cudaEventCreate(&begin));
+  Check(cudaEventCreate(&end));
+  std::vector<double> times;
+  for (int i = 0; i < kRepetitions; ++i) {
+    Check(cudaEventRecord(begin, stream));
+    Check(device->LaunchGraph(exec, stream));
+    Check(cudaEventRecord(end, stream));
+    Check(cudaEventSynchronize(end));
+    float ms = 0;
+    Check(cudaEventElapsedTime(&ms, begin, end));
+    times.push_back(1e3 * ms / kNodes);
+  }
+  Check(cudaEventDestroy(begin));
+  Check(cudaEventDestroy(end));
+  device->DestroyExec(exec);
+  device->DestroyGraph(graph);
+  device->DestroyStream(capture);
+  std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
+  return times[kRepetitions / 2];
+}
+
+void Run() {
+  auto device = MakeCudaDevice(0);
+  int previous = 0;
+  Check(device->EnterDevice(&previous));
+  Stream stream = nullptr;
+  Check(device->CreateStream(&stream));
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  Rng rng(1);
+  const std::vector<std::pair<const char*, NodeCase>> cases = {
+      {"rotary 9x64", Rotary(rng, 9, 64)},
+      {"rotary 32x64", Rotary(rng, 32, 64)},
+      {"silu product 1536", SiluProduct(rng, 1536)},
+      {"silu product 8192", SiluProduct(rng, 8192)},
+      {"silu product 524288", SiluProduct(rng, 524288)},
+      {"rms norm 576", RmsNorm(rng, 1, 576)},
+      {"rms norm 2048", RmsNorm(rng, 1, 2048)},
+      {"rms norm 4096", RmsNorm(rng, 1, 4096)},
+      {"add, rms norm 2048", RmsNorm(rng, 1, 2048, true)},
+      {"rms norm 8x2048", RmsNorm(rng, 8, 2048)},
+      {"softmax 32x1024", Softmax(rng, 32, 1024)},
+      {"argmax 49152 bf16", Argmax(rng, 49152, kHalf)},
+      {"argmax 49152 f32", Argmax(rng, 49152, kSingle)},
+      {"argmax 128256 bf16", Argmax(rng, 128256, kHalf)},
+      {"argmax 128256 f32", Argmax(rng, 128256, kSingle)},
+  };
+  std::printf("%-22s %10s %10s %12s %12s\n", "us a node", "compiled", "dependent", "interpreted",
+              "dependent");
+  for (const auto& [name, c] : cases) {
+    std::vector<void*> memory;
+    std::vector<char*> addresses;
+    for (const auto& buffer : c.buffers) {
+      void* p = nullptr;
+      Check(cudaMalloc(&p, buffer.size()));
+      Check(cudaMemcpy(p, buffer.data(), buffer.size(), cudaMemcpyHostToDevice));
+      memory.push_back(p);
+      addresses.push_back(static_cast<char*>(p));
+    }
+    std::printf("%-22s", name);
+    for (const Emitter* emitter : {&CudaEmitter(), &InterpretingCudaEmitter()}) {
+      std::vector<Launch> launches;
+      size_t covered = 0;
+      Check(emitter->Emit({Resolve(c.node, addresses)}, 0, true, &launches, &covered));
+      const double plain = Measure(device.get(), launches, false, cuda_stream);
+      const double dependent = Measure(device.get(), launches, true, cuda_stream);
+      std::printf(" %10.2f %10.2f", plain, dependent);
+    }
+    std::printf("\n");
+    for (void* p : memory) Check(cudaFree(p));
+  }
+  std::printf("%s\n", Jit::Describe().c_str());
+  device->DestroyStream(stream);
+  device->LeaveDevice(previous);
+}
+
+}  // namespace
+}  // namespace jaxgraph::testing
+
+int main() { jaxgraph::testing::Run(); }

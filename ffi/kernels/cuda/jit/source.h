@@ -1,0 +1,35 @@
+// The CUDA C++ of one EXPR or ROW node: its program with shapes and strides written out, and no
+// address in it. Pure: equal requests give equal text.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "ffi/kernels/cuda/expr_params.h"
+
+namespace jaxgraph {
+
+struct KernelRequest {
+  bool row = false;       // ROW, else EXPR
+  bool clusters = false;  // blocks may share their memory
+  int num_srcs = 0, num_outs = 0;
+  const ExprPiece* piece = nullptr;                     // the node's only one; no address is read
+  std::array<uint8_t, kExprMaxSrcs> src_alignment{};    // the address is a multiple of this; <= 16
+  std::array<uint8_t, kExprMaxOuts> out_alignment{};    //
+  std::array<uint16_t, kExprMaxOuts> overlapping = {};  // bit s: source s shares bytes with it
+};
+
+struct KernelSource {
+  // Functions and types are named by this, which no text holds otherwise, so that the name can come
+  // from the text.
+  static constexpr char kName[] = "$KERNEL";
+  std::string text;
+  uint32_t grid = 1, block = 1, cluster = 1;
+};
+
+// The kernel takes one struct: the addresses of the sources, then those of the outputs. False: the
+// program has something in it that only the interpreter runs.
+bool GenerateSource(const KernelRequest& request, KernelSource* source);
+
+}  // namespace jaxgraph
