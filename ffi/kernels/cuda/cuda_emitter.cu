@@ -143,7 +143,7 @@ class CudaEmitterImpl final : public Emitter {
       case Op::kCopy:
         return EmitCopy(node, launches);
       case Op::kAttention:
-        break;
+        return EmitAttention(node, clusters_, launches);
     }
     return Status(Code::kUnsupported, "no CUDA kernel for this kind of node");
   }

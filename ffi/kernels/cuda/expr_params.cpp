@@ -148,6 +148,11 @@ int NumOperands(ExprOp op) {
   return op < ExprOp::kSelect ? 2 : 3;
 }
 
+bool PrepareInstructions(const ExprProgram& program, ExprParams* p) {
+  CopyInstructions(program, p);
+  return std::any_of(program.instrs, program.instrs + program.num_instrs, NeedsWideRegisters);
+}
+
 Status PrepareExpr(const ResolvedNode& resolved, bool* wide, std::vector<ExprPiece>* pieces) {
   ExprProgram program;
   JAXGRAPH_RETURN_IF_ERROR(DecodeExpr(*resolved.node, &program));
@@ -161,9 +166,8 @@ Status PrepareExpr(const ResolvedNode& resolved, bool* wide, std::vector<ExprPie
   if (length >= kMaxCount) return Status(Code::kUnsupported, "a row of 2^31 elements or more");
 
   ExprParams p;
-  CopyInstructions(program, &p);
+  *wide = PrepareInstructions(program, &p);
   CopyOperands(resolved, program, &p);
-  *wide = std::any_of(program.instrs, program.instrs + program.num_instrs, NeedsWideRegisters);
 
   std::vector<int64_t*> strides;
   for (int i = 0; i < program.num_srcs; ++i) strides.push_back(p.src_strides[i]);

@@ -40,6 +40,11 @@ struct alignas(16) ExprParams {
   uint64_t imms[kExprMaxImms] = {};
 };
 
+// The instructions alone, for a kernel that brings its own space and operands. Registers 32 and up
+// are free to a kernel whose program has no scalar sections. Returns whether some value needs
+// registers of 64 bits.
+bool PrepareInstructions(const ExprProgram& program, ExprParams* p);
+
 // One launch's worth of a node.
 struct ExprPiece {
   uint32_t rows = 1;  // ROW only

@@ -1,0 +1,126 @@
+// ATTENTION: which kernel takes a node.
+#include "ffi/kernels/cuda/attention.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "ffi/core/attention.h"
+
+namespace jaxgraph {
+namespace {
+
+void ByteStrides(const TensorRef& t, int64_t* strides) {
+  for (int d = 0; d < 4; ++d) {
+    strides[d] = t.shape[d] == 1 ? 0 : t.strides[d] * static_cast<int64_t>(SizeOf(t.dtype));
+  }
+}
+
+// The program reads and writes registers of the kernel instead of memory.
+void UseRegisters(const Attention& attention, DType computed, ExprProgram* p) {
+  for (int i = 0; i < p->num_instrs; ++i) {
+    ExprInstr& instr = p->instrs[i];
+    if (instr.op == ExprOp::kLoad && instr.aux == attention.params.raw_source) {
+      instr = {ExprOp::kConvert,
+               instr.dtype,
+               instr.dst,
+               kRawRegister,
+               0,
+               0,
+               static_cast<uint16_t>(computed)};
+    } else if (instr.op == ExprOp::kStore) {
+      instr = {ExprOp::kConvert,
+               instr.dtype,
+               kMaskedRegister,
+               instr.a,
+               0,
+               0,
+               static_cast<uint16_t>(instr.dtype)};
+    }
+  }
+}
+
+Status Prepare(const ResolvedNode& resolved, AttentionArgs* args) {
+  const Node& node = *resolved.node;
+  Attention attention;
+  JAXGRAPH_RETURN_IF_ERROR(DecodeAttention(node, &attention));
+  const TensorRef &q = node.srcs[0], &k = node.srcs[1], &v = node.srcs[2], &out = node.outs[0];
+  for (const int64_t n :
+       {out.shape[0] * out.shape[1], out.shape[2], out.shape[3], q.shape[3], v.shape[2]}) {
+    if (n > INT32_MAX / 2) return Status(Code::kUnsupported, "attention of 2^30 rows or more");
+  }
+  args->in_double = attention.in_double(node);
+  args->masked_dtype = attention.masked();
+  args->form = MatchScoreForm(attention);
+  UseRegisters(attention, args->in_double ? DType::kF64 : DType::kF32, &attention.program);
+  args->wide = PrepareInstructions(attention.program, &args->expr) || args->in_double;
+  const auto& sources = attention.scores.srcs;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const size_t raw = attention.params.raw_source;
+    if (i == raw) continue;
+    args->expr.srcs[i] = resolved.srcs[3 + i - (i > raw)];
+    ByteStrides(sources[i], args->expr.src_strides[i]);
+  }
+  std::copy_n(attention.program.indices, attention.program.num_indices, args->expr.indices);
+
+  args->q = resolved.srcs[0];
+  args->k = resolved.srcs[1];
+  args->v = resolved.srcs[2];
+  args->out = resolved.outs[0];
+  ByteStrides(q, args->q_strides);
+  ByteStrides(k, args->k_strides);
+  ByteStrides(v, args->v_strides);
+  ByteStrides(out, args->out_strides);
+  const uint8_t bound = attention.params.bound_source;
+  if (bound != 0xff) {
+    int64_t strides[4];
+    ByteStrides(node.srcs[bound], strides);
+    std::copy_n(strides, 3, args->bound_strides);
+    args->bound = resolved.srcs[bound];
+    args->bound_dtype = node.srcs[bound].dtype;
+  }
+  args->b0 = static_cast<int32_t>(out.shape[0]);
+  args->b1 = static_cast<int32_t>(out.shape[1]);
+  args->g = static_cast<int32_t>(out.shape[2]);
+  args->e = static_cast<int32_t>(out.shape[3]);
+  args->d = static_cast<int32_t>(q.shape[3]);
+  args->s = static_cast<int32_t>(v.shape[2]);
+  args->q_dtype = q.dtype;
+  args->k_dtype = k.dtype;
+  args->v_dtype = v.dtype;
+  args->out_dtype = out.dtype;
+  return Status::Ok();
+}
+
+// Rows of `n` elements of 16 bytes each, a multiple of them, contiguous along dimension `along`.
+bool RowsOfVectors(const char* address, const int64_t (&strides)[4], int along, int64_t n,
+                   int64_t item) {
+  if (n * item % 16 != 0 || (n > 1 && strides[along] != item)) return false;
+  if (reinterpret_cast<intptr_t>(address) % 16 != 0) return false;
+  for (int d = 0; d < 4; ++d)
+    if (d != along && strides[d] % 16 != 0) return false;
+  return true;
+}
+
+}  // namespace
+
+bool FitsStreamKernel(const AttentionArgs& args) {
+  constexpr int64_t kMaxRow = 256;
+  const int64_t item = static_cast<int64_t>(SizeOf(args.k_dtype));
+  return !args.in_double && args.k_dtype == args.v_dtype && args.d > 0 && args.d <= kMaxRow &&
+         args.e <= kMaxRow && RowsOfVectors(args.k, args.k_strides, 2, args.d, item) &&
+         RowsOfVectors(args.v, args.v_strides, 3, args.e, item);
+}
+
+Status EmitAttention(const ResolvedNode& node, bool clusters, Launches* launches) {
+  AttentionArgs args = {};
+  JAXGRAPH_RETURN_IF_ERROR(Prepare(node, &args));
+  if (args.b0 == 0 || args.b1 == 0 || args.g == 0 || args.e == 0) return Status::Ok();
+  if (args.s > 0 && FitsStreamKernel(args)) {
+    LaunchAttentionStream(args, clusters, launches);
+  } else {
+    LaunchAttentionStrided(args, launches);
+  }
+  return Status::Ok();
+}
+
+}  // namespace jaxgraph

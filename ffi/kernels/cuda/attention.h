@@ -1,0 +1,44 @@
+// ATTENTION: one node in the terms of the kernels, and the kernels' launchers. attention.cpp
+// chooses.
+#pragma once
+
+#include <cstdint>
+
+#include "ffi/core/dtype.h"
+#include "ffi/kernels/cuda/attention_form.h"
+#include "ffi/kernels/cuda/expr_params.h"
+#include "ffi/kernels/cuda/fast_div.h"
+#include "ffi/kernels/cuda/launchers.h"
+
+namespace jaxgraph {
+
+// Registers of the score program in which the kernels pass the raw score and get the masked one.
+constexpr uint8_t kRawRegister = 32;
+constexpr uint8_t kMaskedRegister = 33;
+
+// Strides in bytes, 0 in dimensions of size 1.
+struct alignas(16) AttentionArgs {
+  // The score program; its sources have their strides over [b0, b1, g, s].
+  ExprParams expr;
+  const char *q, *k, *v;
+  char* out;
+  const char* bound;                                                 // null: there is none
+  int64_t q_strides[4], k_strides[4], v_strides[4], out_strides[4];  // as the node's tensors
+  int64_t bound_strides[3];
+  ScoreForm form;
+  int32_t b0, b1, g, d, s, e;
+  DType q_dtype, k_dtype, v_dtype, out_dtype, bound_dtype, masked_dtype;
+  uint8_t in_double;
+  uint8_t wide;   // the program needs registers of 64 bits
+  uint64_t tail;  // no hidden padding: see SetParams
+};
+
+// Keys contiguous along d, values along e, both of one dtype (bf16, f16 or f32), rows at multiples
+// of 16 bytes: streamed, split over the blocks of a cluster where `clusters` says so.
+bool FitsStreamKernel(const AttentionArgs& args);
+void LaunchAttentionStream(const AttentionArgs& args, bool clusters, Launches* launches);
+
+// Everything.
+void LaunchAttentionStrided(const AttentionArgs& args, Launches* launches);
+
+}  // namespace jaxgraph
