@@ -102,6 +102,11 @@ NB_MODULE(_native, m) {
   m.def("reserve", Reserve, nb::arg("platform"), nb::arg("ordinal"), nb::arg("nbytes"),
         "Sizes a device's arena ahead of time.");
   m.def("build_info", BuildInfoDict, "What the native library was built with.");
+  m.def("set_compiler_folders", SetCompilerFolders, nb::arg("folders"),
+        "Where NVRTC is looked for first; counts until it is first needed.");
+  m.def(
+      "compiler_status", [] { return WithoutGil([] { return DescribeCompiler(); }); },
+      "Whether CUDA kernels are compiled at run time, and what has been so far; one line.");
 
   nb::module_ testing = m.def_submodule("testing", "For this project's own tests and benchmarks.");
   DefineTesting(testing);

@@ -1,6 +1,7 @@
 #include "ffi/runtime/runtime.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ffi/device/host/host_device.h"
 #include "ffi/kernels/host/host_emitter.h"
@@ -10,6 +11,8 @@
 
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
+#include "ffi/kernels/cuda/jit/jit.h"
+#include "ffi/kernels/cuda/jit/nvrtc.h"
 #endif
 
 namespace jaxgraph {
@@ -126,5 +129,13 @@ BuildInfo GetBuildInfo() {
   info.compiler = __VERSION__;
   return info;
 }
+
+#ifdef JAXGRAPH_WITH_CUDA
+void SetCompilerFolders(std::vector<std::string> folders) { SetNvrtcFolders(std::move(folders)); }
+std::string DescribeCompiler() { return Jit::Describe(); }
+#else
+void SetCompilerFolders(std::vector<std::string>) {}
+std::string DescribeCompiler() { return "off: this build has no CUDA device"; }
+#endif
 
 }  // namespace jaxgraph

@@ -55,4 +55,10 @@ struct BuildInfo {
 };
 JAXGRAPH_EXPORT BuildInfo GetBuildInfo();
 
+// Where the library that compiles CUDA kernels at run time (NVRTC) is looked for first. Counts
+// until it is first needed.
+JAXGRAPH_EXPORT void SetCompilerFolders(std::vector<std::string> folders);
+// Whether kernels are compiled at run time, what has been so far, or why not: one line.
+JAXGRAPH_EXPORT std::string DescribeCompiler();
+
 }  // namespace jaxgraph

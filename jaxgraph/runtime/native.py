@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import re
 
 import jax
@@ -26,9 +28,13 @@ reserve = _native.reserve
 encode_program = _native.encode_program
 describe_program = _native.describe_program
 build_info = _native.build_info
+compiler_status = _native.compiler_status
 
 # Names of one platform: JAX's (`Device.platform`), lowering rules', and the FFI registry's.
 _FFI_PLATFORM = {"cpu": "cpu", "cuda": "CUDA", "gpu": "CUDA"}
+
+# Below pip's namespace package `nvidia`.
+_NVRTC_FOLDERS = (("cu13", "lib"), ("cuda_nvrtc", "lib"))
 
 # Oldest compute capability that CUDA 13 compiles for.
 _OLDEST_CAPABILITY = (7, 5)
@@ -41,6 +47,17 @@ def _register() -> None:
 
 
 _register()
+
+
+def _compiler_folders() -> list[str]:
+    """Where pip puts NVRTC, which comes with jax[cuda13] (or with CUDA 12's packages)."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = (spec.submodule_search_locations or []) if spec else []
+    folders = (os.path.join(root, *lib) for root in roots for lib in _NVRTC_FOLDERS)
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+_native.set_compiler_folders(_compiler_folders())
 
 
 def ffi_platform(platform: str) -> str | None:

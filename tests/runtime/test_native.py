@@ -1,5 +1,9 @@
 """Where the native library can run."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from jaxgraph.runtime import native
@@ -47,3 +51,18 @@ def test_build_info_says_what_is_inside():
     assert info["version"]
     assert info["cuda"] == bool(info["cuda_architectures"])
     assert info["cuda"] == (info["cuda_runtime"] > 0)
+
+
+@pytest.mark.parametrize(("switch", "off"), [("1", True), (" Yes", True), ("0", False)])
+def test_the_run_time_compiler_reads_its_switch_as_a_boolean(switch: str, off: bool):
+    code = "from jaxgraph.runtime import native; print(native.compiler_status())"
+    env = {**os.environ, "JAXGRAPH_DISABLE_JIT": switch, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    status = run.stdout.strip()
+    assert "\n" not in status
+    if not native.build_info()["cuda"]:
+        assert status == "off: this build has no CUDA device"
+    else:
+        assert ("JAXGRAPH_DISABLE_JIT" in status) == off
