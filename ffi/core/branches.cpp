@@ -46,7 +46,8 @@ Status Branches::Enter(const std::vector<Launch>& launches, size_t first, bool m
   JAXGRAPH_RETURN_IF_ERROR(Join());
   const Status forked = Fork(launches, first);
   if (forked.ok() || must_fork || forked.code() == Code::kContextPoisoned) return forked;
-  fork_failure_ = forked;
+  ++fork_failures_;
+  last_fork_failure_ = forked;
   JAXGRAPH_RETURN_IF_ERROR(Join());  // those that were forked; nothing runs on them yet
   region_ = launches[first].region;
   return Status::Ok();

@@ -2,6 +2,7 @@
 // eager run and the capture go through it alike; events inside Fork and Join give the order.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "ffi/core/status.h"
@@ -44,7 +45,9 @@ class Branches {
     return status.ok() ? joined : status;
   }
 
-  const Status& fork_failure() const { return fork_failure_; }  // the last that was survived
+  // Forks that failed and were survived: how many, and the last.
+  uint64_t fork_failures() const { return fork_failures_; }
+  const Status& last_fork_failure() const { return last_fork_failure_; }
 
  private:
   struct Branch {
@@ -64,7 +67,8 @@ class Branches {
   Stream main_;
   uint32_t region_ = 0;
   std::vector<Branch> open_;  // the first is on the main stream
-  Status fork_failure_;
+  uint64_t fork_failures_ = 0;
+  Status last_fork_failure_;
 };
 
 }  // namespace jaxgraph

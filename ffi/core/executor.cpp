@@ -627,10 +627,10 @@ Status Executor::Impl::LaunchBranches(Context& context, const std::vector<Launch
   JAXGRAPH_RETURN_IF_ERROR(branches.Run(
       launches, /*must_fork=*/false,
       [&](const Launch& launch, Stream stream) { return device->LaunchKernel(launch, stream); }));
-  if (!branches.fork_failure().ok()) {
-    statistics.Of(call.program->function_id)->Add(Counter::kFailures);
+  if (branches.fork_failures() > 0) {
+    statistics.Of(call.program->function_id)->Add(Counter::kFailures, branches.fork_failures());
     statistics.Log(*call.program, "failure",
-                   branches.fork_failure().message() + "; branches ran one after the other");
+                   branches.last_fork_failure().message() + "; branches ran one after the other");
   }
   return Status::Ok();
 }

@@ -5,12 +5,16 @@ the executor treats in its own way, see ``BASES``.
 """
 
 import dataclasses
+import os
 import struct
 
 import numpy as np
+from hypothesis import settings
 
-from jaxgraph import Options
-from jaxgraph._native import encode_program, testing
+from jaxgraph import Options, _native
+
+encode = _native.encode_program
+testing = _native.testing
 
 WIDTH = 8
 SLICE = 4 * WIDTH
@@ -30,6 +34,12 @@ BASES = {
     "logits": (2, 1, SLICE, True, True, -1),
 }
 NUMBER = {name: i for i, name in enumerate(BASES)}
+
+
+def examples(number):
+    """Settings of a property test; JAXGRAPH_FUZZ=100 tries a hundred times as much, at random."""
+    more = int(os.environ.get("JAXGRAPH_FUZZ", "1"))
+    return settings(max_examples=number * more, deadline=None, derandomize=more == 1)
 
 
 def axpy_params(k, shape=(WIDTH,)):
@@ -99,7 +109,7 @@ def spec(steps, *, function_id=1, key=bytes(16), options=None, **exec_options):
 
 
 def load(steps, **kwargs):
-    return testing.load(encode_program(spec(steps, **kwargs)))
+    return testing.load(encode(spec(steps, **kwargs)))
 
 
 def random_steps(random, nodes=12, *, regions=True):

@@ -3,11 +3,9 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from programs import NUMBER, WIDTH, Step, axpy_params, random_steps, spec
-
-from jaxgraph._native import encode_program, testing
+from programs import NUMBER, WIDTH, Step, axpy_params, encode, examples, random_steps, spec, testing
 
 BASES = [0x1000 * (i + 1) for i in range(len(NUMBER))]
 
@@ -57,12 +55,12 @@ def encoded(steps, at=None, change=None):
         n = node(steps, at)
         change(n)
         program["nodes"][at] = tuple(n.values())
-    return encode_program(program)
+    return encode(program)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15)
 def test_a_field_changed_alone_is_detected_and_named(name, seed):
     rng = random.Random(seed)
     steps = random_steps(rng)
@@ -87,7 +85,7 @@ def test_a_field_changed_alone_is_detected_and_named(name, seed):
 
 
 @given(seed=st.integers(0, 10**6), moved=st.sampled_from(list(NUMBER)))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 def test_a_base_that_moves_is_seen_at_each_node_that_touches_it(seed, moved):
     steps = random_steps(random.Random(seed))
     bases = list(BASES)
@@ -125,13 +123,13 @@ def test_a_node_more_is_a_change_of_structure():
 
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 20), regions=st.booleans(),
        fusion=st.booleans(), concurrency=st.booleans())  # fmt: skip
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 def test_every_node_is_covered_once_for_every_chunk_size(seed, nodes, regions, fusion, concurrency):
     steps = random_steps(random.Random(seed), nodes, regions=regions)
     n = len(steps)
     for chunk_size in range(n + 2):
         settings_ = dict(chunk_size=chunk_size, fusion=fusion, concurrency=concurrency)
-        chunks = testing.plan(encode_program(spec(steps, **settings_)))
+        chunks = testing.plan(encode(spec(steps, **settings_)))
         covered, start = [], 0
         for chunk in chunks:
             assert chunk["first_node"] == start
