@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxgraph.graph import layout as ly
-from jaxgraph.graph.ir import Node
+from jaxgraph.graph.ir import Node, Tensor
 from jaxgraph.graph.layout import Layout
 
 
@@ -40,3 +40,13 @@ def apply_path(path: Sequence[Node], x: Layout) -> tuple[Layout | None, Node | N
             return None, node
         x = y
     return x, None
+
+
+def lies_as(x: Tensor, shape: Sequence[int]) -> bool:
+    """Can ``x``, a view of something row-major, be seen in this shape through strides alone?"""
+    path = []
+    while x.is_view:
+        path.append(x.node)
+        x = x.node.inputs[0]
+    layout, _ = apply_path(path, ly.contiguous(x.shape))
+    return layout is not None and ly.reshape(layout, shape) is not None

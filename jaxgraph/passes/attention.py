@@ -4,16 +4,19 @@
 function of ``q @ k``. The function (scale, mask, window, soft cap, bias, ...) is not recognised; it
 is kept as an expression of the raw score and handed to the kernel, so that every spelling of it is
 right. The softmax is matched by its algebra: ``exp(s - m)`` divided by its own sum, where m is the
-maximum of the same s.
+maximum of the same s. Keys and values repeated for the queries that share them are un-repeated: the
+queries are grouped instead, so that the cache is read as it lies.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from jaxgraph.frontend.shaping import reshape
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
 from jaxgraph.graph.dtypes import is_float, is_integer
@@ -22,13 +25,25 @@ from jaxgraph.graph.ir import Graph, Node, Tensor
 LayoutOf = Callable[[Tensor], tuple[Tensor, ly.Layout]]
 
 
+# A view, and the axis on which its values repeat; from the outermost view to the one that repeats.
+Repetition = tuple[tuple[Node, int], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """``weights @ v``: the two products, and the masked scores between them."""
+    """``weights @ v``: the two products, and the masked scores between them.
+
+    ``path`` holds the views from the left side of ``last``, the outermost, to the softmax. Of b1
+    heads ``repeats`` neighbours share their keys and values, through views ``k`` and ``v``.
+    """
 
     first: Node  # q @ k
     scores: Tensor  # what the softmax is taken of
+    path: tuple[Node, ...]
     last: Node  # weights @ v
+    repeats: int = 1
+    k: Repetition = ()
+    v: Repetition = ()
 
 
 def find_attention(graph: Graph) -> Graph:
@@ -37,61 +52,166 @@ def find_attention(graph: Graph) -> Graph:
     An attention node has the inputs q [b0, b1, g, d], k [b0, b1, d, s], v [b0, b1, s, dv] and the
     masked scores, an expression over [b0, b1, g, s] whose leaf ``scores`` stands for q @ k.
     """
-    matches = {}
+    matches: dict[int, Match] = {}
     readers = graph.consumers()
     outputs = {t.id for t in graph.outputs}
     for node in graph.live_nodes():
         if node.kind == "matmul":
             match = _match(node, readers, outputs)
             if match is not None:
-                matches[node.out.id] = match
+                matches[node.out.id] = _without_repeats(match)
     if not matches:
         return graph
 
-    products = {m.first.out.id for m in matches.values()}
+    products = {m.first.out.id: m for m in matches.values()}
     new = Graph()
     mapped: dict[int, Tensor] = {}
     for node in graph.live_nodes():
         out = node.out
         if node.kind == "input":
             mapped[out.id] = new.add_input(out.shape, out.dtype, node.label)
-            continue
-        inputs = [mapped[t.id] for t in node.inputs]
-        if out.id in products:
-            # The operands make the leaf unique to its attention; nothing ever computes it alone.
-            kind, attrs = "scores", {}
+        elif out.id in products:
+            mapped[out.id] = _raw_scores(new, mapped, products[out.id])
         elif out.id in matches:
-            match = matches[out.id]
-            q, k = (mapped[t.id] for t in match.first.inputs)
-            masked = mapped[match.scores.id]
-            shape = match.first.out.shape
-            if masked.shape != shape:
-                masked = new.add("reshape", (masked,), shape, masked.dtype, node.label)
-            inputs = [q, k, inputs[1], masked]
-            kind, attrs = "attention", {}
+            mapped[out.id] = _attention(new, mapped, matches[out.id])
         else:
-            kind, attrs = node.kind, node.attrs
-        mapped[out.id] = new.add(kind, inputs, out.shape, out.dtype, node.label, **attrs)
+            inputs = [mapped[t.id] for t in node.inputs]
+            mapped[out.id] = new.add(
+                node.kind, inputs, out.shape, out.dtype, node.label, **node.attrs
+            )
     new.outputs = [mapped[t.id] for t in graph.outputs]
     return new
 
 
+def _raw_scores(new: Graph, mapped: dict[int, Tensor], match: Match) -> Tensor:
+    """The leaf that stands for q @ k. Its operands make it unique; nothing computes it alone."""
+    out, label = match.first.out, match.first.label
+    q, k = _queries_and_keys(new, mapped, match)
+    leaf = new.add("scores", (q, k), (*q.shape[:3], k.shape[3]), out.dtype, label)
+    return reshape(new, leaf, out.shape, label)
+
+
+def _attention(new: Graph, mapped: dict[int, Tensor], match: Match) -> Tensor:
+    out, label = match.last.out, match.last.label
+    q, k = _queries_and_keys(new, mapped, match)
+    v = _unrepeated(new, mapped, match.last.inputs[1], match.v, match.repeats)
+    masked = mapped[match.scores.id]
+    for view in reversed(match.path):
+        masked = new.add(
+            view.kind, (masked,), view.out.shape, masked.dtype, view.label, **view.attrs
+        )
+    masked = reshape(new, masked, (*q.shape[:3], k.shape[3]), label)
+    mixed = new.add("attention", (q, k, v, masked), (*q.shape[:3], v.shape[3]), out.dtype, label)
+    return reshape(new, mixed, out.shape, label)
+
+
+def _queries_and_keys(new: Graph, mapped: dict[int, Tensor], match: Match) -> tuple[Tensor, Tensor]:
+    q, k = match.first.inputs
+    b0, b1, g, d = q.shape
+    n = match.repeats
+    grouped = reshape(new, mapped[q.id], (b0, b1 // n, n * g, d), match.first.label)
+    return grouped, _unrepeated(new, mapped, k, match.k, n)
+
+
 def _match(last: Node, readers: dict[int, list[Node]], outputs: set[int]) -> Match | None:
-    weights = _same_elements(last.inputs[0], through_converts=True)
+    weights, path = _behind_views(last.inputs[0])
     masked = _softmax_operand(weights)
     if masked is None:
         return None
-    first = _product_in(masked)
-    if first is None or first.out.id in outputs:
+    # The last product sums over what the softmax normalises, one row of it for each of its own.
+    rows, _ = views.apply_path(path, ly.contiguous(weights.shape))
+    length = last.inputs[0].shape[-1]
+    if rows is None or not rows.is_dense or weights.shape[-1] != length:
         return None
-    b0, b1, g, s = first.out.shape
-    if last.inputs[0].shape != (b0, b1, g, s) or weights.size != b0 * b1 * g * s:
+    if length > 1 and rows.strides[-1] != 1:
         return None
-    if weights.shape[-1] != s or not _read_only_within(first.out, weights, readers, outputs):
+    first = _product_in(masked, path)
+    if first is None or first.out.id in outputs or first.out.shape != last.inputs[0].shape:
+        return None
+    if not _read_only_within(first.out, weights, readers, outputs):
         return None
     if not all(is_float(t.dtype) for t in (*first.inputs, last.inputs[1])):
         return None
-    return Match(first, masked, last)
+    return Match(first, masked, path, last)
+
+
+def _behind_views(x: Tensor) -> tuple[Tensor, tuple[Node, ...]]:
+    """What lies behind views and conversions of ``x``, and the views, the outermost first."""
+    path: list[Node] = []
+    while True:
+        inner = _without_converts(x)
+        if inner.is_view and inner.node.kind != "bitcast":
+            path.append(inner.node)
+            inner = inner.node.inputs[0]
+        if inner is x:
+            return x, tuple(path)
+        x = inner
+
+
+# Repeated keys and values.
+
+
+def _without_repeats(match: Match) -> Match:
+    """The match with as many heads as the cache has, where all others are copies of those."""
+    heads = match.first.out.shape[1]
+    for n in range(heads, 1, -1):
+        if heads % n == 0:
+            k = _repetition(match.first.inputs[1], 1, n)
+            v = _repetition(match.last.inputs[1], 1, n)
+            if k and v:
+                return dataclasses.replace(match, repeats=n, k=k, v=v)
+    return match
+
+
+def _repetition(x: Tensor, axis: int, times: int) -> Repetition:
+    """The views that make each value along ``axis`` stand ``times`` times; empty if they do not."""
+    path: list[tuple[Node, int]] = []
+    while x.is_view or _without_converts(x) is not x:
+        node = x.node
+        path.append((node, axis))
+        inner = node.inputs[0]
+        if node.kind == "broadcast":
+            dims = node.attrs["dims"]
+            if axis not in dims or inner.shape[dims.index(axis)] != x.shape[axis]:
+                return tuple(path)
+            axis = dims.index(axis)
+        elif node.kind == "transpose":
+            axis = node.attrs["permutation"][axis]
+        elif node.kind == "reshape":
+            found = _axis_before(inner.shape, x.shape, axis, times)
+            if found is None:
+                return ()
+            axis = found
+        elif node.kind != "elementwise":
+            return ()
+        x = inner
+    return ()
+
+
+def _axis_before(old: tuple[int, ...], new: tuple[int, ...], axis: int, times: int) -> int | None:
+    """The axis of ``old`` whose innermost part of size ``times`` a reshape puts into ``axis``."""
+    inside = math.prod(new[axis + 1 :])
+    for d, n in enumerate(old):
+        if n % times == 0 and math.prod(old[d + 1 :]) == inside:
+            return d
+    return None
+
+
+def _unrepeated(
+    new: Graph, mapped: dict[int, Tensor], x: Tensor, repetition: Repetition, times: int
+) -> Tensor:
+    """``x`` with one value where ``times`` equal ones stood."""
+    if not repetition:
+        return mapped[x.id]
+    base = mapped[repetition[-1][0].inputs[0].id]
+    for node, axis in reversed(repetition):
+        shape = list(node.out.shape)
+        shape[axis] //= times
+        base = new.add(node.kind, (base,), shape, node.out.dtype, node.label, **node.attrs)
+    return base
+
+
+# The algebra of the softmax.
 
 
 def _softmax_operand(weights: Tensor) -> Tensor | None:
@@ -122,10 +242,7 @@ def _softmax_operand(weights: Tensor) -> Tensor | None:
 
 def _row_value(x: Tensor, along: Tensor) -> Tensor | None:
     """r, where ``x`` is r repeated along the last axis of ``along``."""
-    path: list[Node] = []
-    while x.is_view:
-        path.append(x.node)
-        x = x.node.inputs[0]
+    x, path = _behind_views(x)
     layout, _ = views.apply_path(path, ly.contiguous(x.shape))
     if layout is None or layout.shape != along.shape or layout.offset != 0:
         return None
@@ -153,39 +270,28 @@ def _without_converts(x: Tensor) -> Tensor:
     return x
 
 
-def _same_elements(x: Tensor, through_converts: bool) -> Tensor:
-    """Behind views that keep every element in its row-major place."""
-    while True:
-        if through_converts and _without_converts(x) is not x:
-            x = _without_converts(x)
-            continue
-        if not x.is_view:
-            return x
-        inner = x.node.inputs[0]
-        layout = views.apply(x.node, ly.contiguous(inner.shape))
-        if x.node.kind == "bitcast" or layout is None or x.size != inner.size:
-            return x
-        if not (layout.is_contiguous and layout.offset == 0):
-            return x
-        x = inner
+def _product_in(masked: Tensor, path: tuple[Node, ...]) -> Node | None:
+    """The only matrix product that ``masked``, seen through the path, reads element for element.
 
-
-def _product_in(masked: Tensor) -> Node | None:
-    """The only matrix product of the same elements in the expression ``masked``."""
-    found: set[int] = set()
-    product: Node | None = None
-    stack, seen = [masked], set()
+    Products read in another order, a bias say, are leaves; one that is read in both ways is none.
+    """
+    aligned: set[Node] = set()
+    others: set[Node] = set()
+    stack, seen = [(masked, path)], set()
     while stack:
-        x = stack.pop()
-        base = _same_elements(x, through_converts=False)
-        if base.node.kind == "matmul" and base.size == masked.size:
-            found.add(base.id)
-            product = base.node
-        elif base.id not in seen:
-            seen.add(base.id)
-            if base.node.kind == "elementwise":
-                stack.extend(base.node.inputs)
-    return product if len(found) == 1 else None
+        x, path = stack.pop()
+        while x.is_view:
+            path, x = (*path, x.node), x.node.inputs[0]
+        if (x.id, path) in seen:
+            continue
+        seen.add((x.id, path))
+        if x.node.kind == "elementwise":
+            stack.extend((t, path) for t in x.node.inputs)
+        elif x.node.kind == "matmul":
+            place, _ = views.apply_path(path, ly.contiguous(x.shape))
+            same = place is not None and place.is_contiguous and place.offset == 0
+            (aligned if same and place.size == x.size else others).add(x.node)
+    return aligned.pop() if len(aligned) == 1 and not aligned & others else None
 
 
 def _read_only_within(
@@ -272,9 +378,13 @@ def _bound_of_mask(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf, alone
     if node.kind != "elementwise":
         return None
     op = node.attrs["op"]
-    if op == "and" and not alone:
-        a, b = (_bound_of_mask(t, path, layout_of, alone) for t in node.inputs)
-        return a or b
+    if op == "and":
+        for condition, other in (node.inputs, node.inputs[::-1]):
+            if not alone or _is_true(other):
+                found = _bound_of_mask(condition, path, layout_of, alone)
+                if found is not None:
+                    return found
+        return None
     if op in ("le", "lt"):
         position, bound = node.inputs
     elif op in ("ge", "gt"):
@@ -309,6 +419,12 @@ def _integer_of_row(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):
     if layout is None or base.dtype != x.dtype or layout.strides[-1] != 0:
         return None
     return base, layout
+
+
+def _is_true(x: Tensor) -> bool:
+    while x.is_view:
+        x = x.node.inputs[0]
+    return x.node.kind == "const" and x.dtype == np.bool_ and x.node.attrs["value"] == 1
 
 
 def _constant(x: Tensor) -> float | None:

@@ -86,6 +86,36 @@ def matmuls(q, k, v, at):
     return jax.nn.softmax(s, -1) @ v.transpose(0, 2, 1, 3)
 
 
+def repeated_heads(q, k, v, at):
+    q = q.reshape(B, KV * G, 1, D)
+    k, v = (jnp.repeat(x, G, axis=2).transpose(0, 2, 1, 3) for x in (k, v))
+    s = jnp.where(visible(at), q @ k.swapaxes(-1, -2), -jnp.inf)
+    return jax.nn.softmax(s, -1) @ v
+
+
+def broadcast_heads(q, k, v, at):
+    k, v = (jnp.broadcast_to(x[:, :, :, None], (B, S, KV, G, D)) for x in (k, v))
+    s = jnp.where(visible(at), jnp.einsum("bkgd,bskgd->bkgs", q, k), -jnp.inf)
+    return jnp.einsum("bkgs,bskgd->bkgd", jax.nn.softmax(s, -1), v)
+
+
+def repeated_and_widened_heads(q, k, v, at):
+    q = q.reshape(B, KV * G, D).astype(jnp.float32)
+    k, v = (jnp.repeat(x, G, axis=2).astype(jnp.float32) for x in (k, v))
+    s = jnp.where(visible(at), jnp.einsum("bhd,bshd->bhs", q, k), -jnp.inf)
+    return jnp.einsum("bhs,bshd->bhd", jax.nn.softmax(s, -1), v)
+
+
+def scores_in_another_order(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k).transpose(2, 0, 1, 3), -jnp.inf)
+    return jnp.einsum("gbks,bskd->bkgd", jax.nn.softmax(s, -1), v)
+
+
+def dot_product_attention(q, k, v, at):
+    q = q.reshape(B, 1, KV * G, D)
+    return jax.nn.dot_product_attention(q, k, v, mask=visible(at)[None, None, None])
+
+
 def each_row_its_position(q, k, v, at):
     at = jnp.stack([at, at - 5])
     seen = jnp.arange(S) <= at[:, None]
@@ -104,6 +134,11 @@ SPELLINGS = [
     no_mask,
     narrow_weights,
     matmuls,
+    repeated_heads,
+    broadcast_heads,
+    repeated_and_widened_heads,
+    scores_in_another_order,
+    dot_product_attention,
     each_row_its_position,
 ]
 BOUNDED = [f for f in SPELLINGS if f not in (bias, no_mask)]
@@ -152,6 +187,28 @@ def test_spellings_compute_what_jit_computes(fun, dtype):
         np.testing.assert_allclose(got, wide, atol=tolerance * scale, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("fun", SPELLINGS, ids=lambda f: f.__name__)
+def test_the_cache_is_read_as_it_lies(fun, dtype):
+    """Neither repeated nor widened: the node's keys and values are the arguments themselves."""
+    args = [x.astype(dtype) for x in (Q, K, V)]
+    (unit,) = attention_units(fun, *args, AT)
+    assert [src.tensor.node.kind for src in unit.srcs[1:3]] == ["input", "input"]
+    assert [src.dtype for src in unit.srcs[1:3]] == [dtype, dtype]
+
+
+def test_heads_that_take_turns_are_right():
+    """`tile` puts the same head at every second place: no neighbours share it."""
+
+    def fun(q, k, v, at):
+        q = q.reshape(B, KV * G, 1, D)
+        k, v = (jnp.tile(x, (1, 1, G, 1)).transpose(0, 2, 1, 3) for x in (k, v))
+        return jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v
+
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    np.testing.assert_allclose(step(Q, K, V, AT), jax.jit(fun)(Q, K, V, AT), rtol=1e-4, atol=1e-5)
+
+
 def sum_of_other_scores(q, k, v, at):
     s = scores(q, k)
     e = jnp.exp(s - s.max(-1, keepdims=True))
@@ -183,6 +240,16 @@ def scores_are_returned(q, k, v, at):
     return mix(jax.nn.softmax(s, -1), v), s
 
 
+def mixed_over_another_axis(q, k, v, at):
+    p = jax.nn.softmax(jnp.einsum("bkgd,bskd->bksg", q, k[:, :G]), -1)
+    return jnp.einsum("bkgs,bskd->bkgd", p.swapaxes(-1, -2), v[:, :G])
+
+
+def scores_meet_their_mirror(q, k, v, at):
+    s = scores(q, k)
+    return mix(jax.nn.softmax(s + s[..., ::-1], -1), v)
+
+
 def weights_are_changed(q, k, v, at):
     return mix(jnp.square(jax.nn.softmax(scores(q, k), -1)), v)
 
@@ -194,6 +261,8 @@ NEAR_MISSES = [
     not_normalised,
     weights_are_returned,
     scores_are_returned,
+    mixed_over_another_axis,
+    scores_meet_their_mirror,
     weights_are_changed,
 ]
 
