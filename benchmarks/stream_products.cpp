@@ -19,13 +19,13 @@
 namespace jaxgraph {
 namespace {
 
-#define CHECK_CUDA(expr)                                                        \
-  do {                                                                          \
-    const cudaError_t error_ = (expr);                                          \
-    if (error_ != cudaSuccess) {                                                \
-      std::fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(error_));      \
-      std::exit(1);                                                             \
-    }                                                                           \
+#define CHECK_CUDA(expr)                                                   \
+  do {                                                                     \
+    const cudaError_t error_ = (expr);                                     \
+    if (error_ != cudaSuccess) {                                           \
+      std::fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(error_)); \
+      std::exit(1);                                                        \
+    }                                                                      \
   } while (0)
 void Check(const Status& status) {
   if (status.ok()) return;
@@ -99,8 +99,8 @@ class Step {
   static void Fill(char* to, int64_t bytes, const std::vector<uint16_t>& noise) {
     const int64_t size = 2 * static_cast<int64_t>(noise.size());
     for (int64_t at = 0; at < bytes; at += size) {
-      CHECK_CUDA(cudaMemcpy(to + at, noise.data(), std::min(size, bytes - at),
-                            cudaMemcpyHostToDevice));
+      CHECK_CUDA(
+          cudaMemcpy(to + at, noise.data(), std::min(size, bytes - at), cudaMemcpyHostToDevice));
     }
   }
 
@@ -113,13 +113,20 @@ class Step {
     p.num_products = static_cast<int32_t>(columns.size());
     for (size_t i = 0; i < columns.size(); ++i) {
       const int n = columns[i];
-      p.product[i] = {next_weight_, At(4 + static_cast<int>(i)), 2 * int64_t{along_k_ ? k : n},
-                      2 * int64_t{n}, n, 0, DType::kBF16, {}};
+      p.product[i] = {next_weight_,
+                      At(4 + static_cast<int>(i)),
+                      2 * int64_t{along_k_ ? k : n},
+                      2 * int64_t{n},
+                      n,
+                      0,
+                      DType::kBF16,
+                      {}};
       next_weight_ += 2 * int64_t{n} * k;
     }
     if (which >= 0 && which != kind) return;
     p.row = row;
     p.row_m = p.added_m = p.sum_m = p.norm_m = 2 * int64_t{k};
+    norm &= rows_ * k <= 8 * 1024;  // else it is a kernel of its own
     p.has_norm = norm;
     p.added = norm && added ? At(2) : nullptr;
     p.weight = norm ? At(3) : nullptr;
@@ -130,8 +137,8 @@ class Step {
     p.divides = p.rounds_first = p.silu_rounds = p.fetches_early = 1;
     p.activated = pair ? At(9) : nullptr;
     p.activated_m = 2 * int64_t{columns[0]};
-    LaunchStream(p, DType::kBF16, along_k_, tuning != nullptr ? *tuning : DefaultTuning(p, along_k_),
-                 launches);
+    LaunchStream(p, DType::kBF16, along_k_,
+                 tuning != nullptr ? *tuning : DefaultTuning(p, along_k_), launches);
   }
 
   const Model model_;
@@ -144,7 +151,7 @@ class Step {
 };
 
 // Median microseconds of one replay.
-double TimeGraph(std::vector<Launch> launches, bool dependent) {
+double TimeGraph(std::vector<Launch> launches, bool dependent, int replays = 10, int rounds = 7) {
   std::unique_ptr<GraphDevice> device = MakeCudaDevice(0);
   Stream capture = nullptr;
   Check(device->CreateStream(&capture));
@@ -164,15 +171,14 @@ double TimeGraph(std::vector<Launch> launches, bool dependent) {
   CHECK_CUDA(cudaEventCreate(&start));
   CHECK_CUDA(cudaEventCreate(&stop));
   std::vector<double> times;
-  constexpr int kReplays = 10, kRounds = 7;
-  for (int round = 0; round <= kRounds; ++round) {
+  for (int round = 0; round <= rounds; ++round) {
     CHECK_CUDA(cudaEventRecord(start, stream));
-    for (int i = 0; i < kReplays; ++i) Check(device->LaunchGraph(exec, capture));
+    for (int i = 0; i < replays; ++i) Check(device->LaunchGraph(exec, capture));
     CHECK_CUDA(cudaEventRecord(stop, stream));
     CHECK_CUDA(cudaEventSynchronize(stop));
     float ms = 0;
     CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
-    if (round > 0) times.push_back(1000.0 * ms / kReplays);
+    if (round > 0) times.push_back(1000.0 * ms / replays);
   }
   CHECK_CUDA(cudaEventDestroy(start));
   CHECK_CUDA(cudaEventDestroy(stop));
@@ -183,10 +189,44 @@ double TimeGraph(std::vector<Launch> launches, bool dependent) {
   return times[times.size() / 2];
 }
 
-void Report(const char* what, const Step& step, double plain, double dependent) {
-  std::printf("  %-26s %8.1f %8.1f us  %5.2f TB/s\n", what, plain, dependent,
-              step.weight_bytes() / dependent / 1e6);
-  std::fflush(stdout);
+// The best tunings of each product by itself.
+void Tune(Step* step, bool along_k) {
+  static const char* const kNames[] = {"qkv", "output", "gate/up", "down", "head"};
+  struct Tried {
+    double us;
+    StreamTuning tuning;
+    Launch launch;
+  };
+  for (int which = 0; which < 5; ++which) {
+    const std::vector<Launch> now = step->Launches(nullptr, which);
+    const double count = static_cast<double>(now.size());
+    std::printf("    %-8s %6.2f %6.2f us;", kNames[which], TimeGraph(now, false) / count,
+                TimeGraph(now, true) / count);
+    std::vector<Tried> all;
+    for (const int blocks : {132, 264, 396, 528}) {
+      for (const int stages : {1, 2, 3, 4, 6}) {
+        for (const int cluster : {1, 2, 4, 8}) {
+          if (along_k && cluster > 1) continue;
+          const StreamTuning tuning = {blocks, stages, cluster};
+          const std::vector<Launch> one = step->Launches(&tuning, which);
+          const bool known = std::any_of(all.begin(), all.end(), [&](const Tried& t) {
+            return t.launch.SameConfig(one.back());
+          });
+          if (known) continue;
+          all.push_back({TimeGraph(one, true, 3, 5) / count, tuning, one.back()});
+        }
+      }
+    }
+    std::sort(all.begin(), all.end(), [](const Tried& a, const Tried& b) { return a.us < b.us; });
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (i > 7 && i + 1 < all.size()) continue;
+      std::printf("  %.2f (%d/%d/%d: %u of %u, %u KB)", all[i].us, all[i].tuning.blocks,
+                  all[i].tuning.stages, all[i].tuning.cluster, all[i].launch.grid[0],
+                  all[i].launch.cluster, all[i].launch.shared_bytes / 1024);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
 }
 
 void Run(const Model& model, int rows, bool tune) {
@@ -195,29 +235,11 @@ void Run(const Model& model, int rows, bool tune) {
     std::printf("%s, %d row%s, [%s], %.0f MB\n", model.name, rows, rows == 1 ? "" : "s",
                 along_k ? "out, in" : "in, out", step.weight_bytes() / 1e6);
     const std::vector<Launch> all = step.Launches(nullptr);
-    Report("default", step, TimeGraph(all, false), TimeGraph(all, true));
-    if (!tune) continue;
-    static const char* const kNames[] = {"qkv", "output", "gate/up", "down", "head"};
-    for (int which = 0; which < 5; ++which) {
-      const std::vector<Launch> one = step.Launches(nullptr, which);
-      const double count = static_cast<double>(one.size());
-      std::printf("    %-10s each %7.2f %7.2f us  grid %u cluster %u shared %u\n", kNames[which],
-                  TimeGraph(one, false) / count, TimeGraph(one, true) / count, one[0].grid[0],
-                  one[0].cluster, one[0].shared_bytes);
-    }
-    for (const int blocks : {132, 264, 396}) {
-      for (const int stages : {1, 2, 3, 4, 5}) {
-        for (const int cluster : {1, 4, 8}) {
-          if (along_k && cluster > 1) continue;
-          if (!along_k && cluster == 1) continue;
-          const StreamTuning tuning = {blocks, stages, cluster};
-          const std::vector<Launch> tuned = step.Launches(&tuning);
-          char what[64];
-          std::snprintf(what, sizeof what, "%d blocks %d stages /%d", blocks, stages, cluster);
-          Report(what, step, TimeGraph(tuned, false), TimeGraph(tuned, true));
-        }
-      }
-    }
+    const double plain = TimeGraph(all, false), dependent = TimeGraph(all, true);
+    std::printf("  %8.1f us, dependent launches %8.1f us  %5.2f TB/s\n", plain, dependent,
+                step.weight_bytes() / dependent / 1e6);
+    std::fflush(stdout);
+    if (tune) Tune(&step, along_k);
   }
 }
 

@@ -138,7 +138,7 @@ int MatchScale(const Values& values, int scale, RmsNormForm* form) {
     return values[square].a;
   }
   return values.Is(square, ExprOp::kIntegerPow, f32) && values[square].aux == 2 ? values[square].a
-                                                                                 : kNone;
+                                                                                : kNone;
 }
 
 // h = wide * scale.

@@ -14,7 +14,7 @@ namespace jaxgraph {
 //   h = s * scale                          in f32
 //   norm = h | h * weight                  `rounds_first`: h is rounded to `dtype` before
 struct RmsNormForm {
-  DType dtype = DType::kBF16;  // of x, added, weight and both outputs
+  DType dtype = DType::kBF16;           // of x, added, weight and both outputs
   int x = -1, added = -1, weight = -1;  // sources; -1: none
   int sum_out = -1, norm_out = -1;
   bool divides = true;  // by `length`; else it is the factor

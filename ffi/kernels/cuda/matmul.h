@@ -22,7 +22,8 @@ struct MatmulParams {
   uint8_t reserved;
 };
 
-// The product of a node, turned so that it has as few rows as it can have. An empty one has a size 0.
+// The product of a node, turned so that it has as few rows as it can have. An empty one has a size
+// 0.
 Status PrepareProduct(const ResolvedNode& node, MatmulParams* product);
 
 // The kernels that take M in pieces of up to 8 rows, which share what they read of b. Both need a

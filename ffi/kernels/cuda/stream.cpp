@@ -19,8 +19,8 @@ bool RowsFit(const StreamParams& params) {
   return params.m <= kMaxStreamRows && params.m * (2 * int64_t{params.k} + 128) <= kMaxRowBytes;
 }
 
-void LaunchStream(const StreamParams& params, DType dtype, bool along_k,
-                  const StreamTuning& tuning, Launches* launches) {
+void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
+                  Launches* launches) {
   if (along_k) {
     LaunchStreamAlongK(params, dtype, tuning, launches);
   } else {

@@ -10,7 +10,7 @@
 
 namespace jaxgraph {
 
-constexpr int kMaxStreamed = 4;   // matrices
+constexpr int kMaxStreamed = 4;  // matrices
 constexpr int kMaxStreamRows = 16;
 
 // out[m, n] = sum over k of row[m, k] * weights[k, n]; strides in bytes.
@@ -36,7 +36,8 @@ struct StreamParams {
   char* sum;
   char* norm;
   int64_t row_m, added_m, sum_m, norm_m;
-  uint32_t length, eps;  // bits of floats: floats have two zeros, and equal nodes must give equal bytes
+  uint32_t length,
+      eps;  // bits of floats: floats have two zeros, and equal nodes must give equal bytes
 
   // The activation: silu(product 0) * product 1, if not null.
   char* activated;
@@ -56,8 +57,8 @@ struct StreamParams {
 
 // How much of the chip a launch takes; constants of Hopper's, found by benchmarks/stream_products.
 struct StreamTuning {
-  int32_t blocks;  // wanted at most
-  int32_t stages;  // of a warp's ring, 4 KB each, at most
+  int32_t blocks;   // wanted at most
+  int32_t stages;   // of a warp's ring, 4 KB each, at most
   int32_t cluster;  // blocks that share k, at most
 };
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
@@ -68,7 +69,7 @@ bool RowsFit(const StreamParams& params);
 // `along_k`: every matrix is contiguous along k ("[out, in]"), else along n ("[in, out]"). bf16 or
 // f16 throughout (but for the products' own dtypes); rows, weights and outputs start at multiples
 // of 16 bytes, k is a multiple of 8 and, along n, so is every n.
-void LaunchStream(const StreamParams& params, DType dtype, bool along_k,
-                  const StreamTuning& tuning, Launches* launches);
+void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
+                  Launches* launches);
 
 }  // namespace jaxgraph

@@ -1,9 +1,8 @@
 // Streaming products of matrices that are contiguous along k. A block makes 8 columns of a product
 // at once (4 of each where two products are paired): its warps share k, 512 bytes of each column at
-// a time. Each warp streams its bytes through its own ring in shared memory, filled by bulk copies
-// that complete on the ring's own barriers, and multiplies them on tensor cores, whose other
-// operand, up to 16 rows, takes their place for nothing. The warps' sums meet in shared memory, in
-// order. The ring runs on from one group of columns to the next.
+// a time. Each warp streams its bytes through its own ring in shared memory and multiplies them on
+// tensor cores, for which up to 16 rows are as much work as one. The warps' sums meet in shared
+// memory, in order. The ring runs on from one group of columns to the next.
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
@@ -20,36 +19,11 @@ constexpr int kFullPiece = 512;  // bytes of a column that a warp takes at once,
 
 // Columns lie in the ring at a distance that is an odd multiple of 64 bytes: then the 16 bytes of 4
 // lanes in each of two columns fall into different banks.
-__host__ __device__ constexpr int PitchOf(int bytes) { return bytes % 128 == 0 ? bytes + 64 : bytes; }
+__host__ __device__ constexpr int PitchOf(int bytes) {
+  return bytes % 128 == 0 ? bytes + 64 : bytes;
+}
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void InitBarrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier));
-}
-__device__ __forceinline__ void Expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void BulkCopy(uint32_t to, const char* from, uint32_t bytes,
-                                         uint32_t barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void WaitFor(uint32_t barrier, uint32_t phase) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
-}
-
 // Which column of which matrix one of a group's 8 places is.
 struct Column {
   const StreamedProduct* product;
@@ -71,63 +45,60 @@ __device__ __forceinline__ Column ColumnOf(const StreamParams& p, int group, int
   return column;
 }
 
-// The order in which a warp's pieces arrive, and the lane's own column of the next one.
+// The order in which a warp's pieces arrive.
 class Supply {
  public:
-  __device__ Supply(const StreamParams& p, char* ring, uint32_t barriers)
+  __device__ Supply(const StreamParams& p, char* ring)
       : p_(p),
         ring_(SharedAddress(ring)),
-        barriers_(barriers),
-        warp_(threadIdx.x / kWarp),
-        lane_(threadIdx.x % kWarp),
         row_bytes_(2 * p.k),
         pitch_(PitchOf(p.piece_bytes)),
+        per_column_(p.piece_bytes / 16),
         policy_(ReadOncePolicy()),
-        group_(blockIdx.x) {
-    if (warp_ * p.piece_bytes >= row_bytes_) group_ = p.pieces;  // k is short: nothing to do
-    Find();
+        group_(blockIdx.x),
+        at_(First()) {
+    if (at_ >= row_bytes_) group_ = p.pieces;  // k is short: nothing to do
   }
 
-  // Starts the copies of the next piece, if there is one.
+  // Starts the copies of the next piece, if there is one; commits them either way.
   __device__ __forceinline__ void Start(int stage) {
-    if (group_ >= p_.pieces) return;
-    const uint32_t bytes = min(p_.piece_bytes, row_bytes_ - at_);
-    const uint32_t barrier = barriers_ + 8 * stage;
-    if (lane_ == 0) Expect(barrier, bytes * inside_);
-    __syncwarp();
-    if (from_ != nullptr) {
-      BulkCopy(ring_ + (stage * kColumns + lane_) * pitch_, from_ + at_, bytes, barrier, policy_);
+    if (group_ < p_.pieces) {
+      const int lane = threadIdx.x % kWarp;
+      const uint32_t to = ring_ + stage * kColumns * pitch_;
+      // A piece is a power of two.
+      const int shift = __ffs(per_column_) - 1;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const int i = j * kWarp + lane, place = i >> shift, offset = 16 * (i & (per_column_ - 1));
+        if (place >= kColumns) break;
+        const Column column = ColumnOf(p_, group_, place);
+        const bool inside = column.inside && at_ + offset < row_bytes_;
+        const char* from = column.product->weights;
+        if (inside) from += column.n * column.product->pitch + at_ + offset;
+        CopyAsync(to + place * pitch_ + offset, from, inside, policy_);
+      }
+      at_ += kStreamWarps * p_.piece_bytes;
+      if (at_ >= row_bytes_) {
+        group_ += gridDim.x;
+        at_ = First();
+      }
     }
-    at_ += kStreamWarps * p_.piece_bytes;
-    if (at_ >= row_bytes_) {
-      group_ += gridDim.x;
-      Find();
-    }
+    CommitCopies();
   }
 
  private:
-  __device__ __forceinline__ void Find() {
-    at_ = warp_ * p_.piece_bytes;
-    from_ = nullptr;
-    if (group_ >= p_.pieces) return;
-    if (lane_ < kColumns) {
-      const Column column = ColumnOf(p_, group_, lane_);
-      if (column.inside) {
-        from_ = column.product->weights + column.n * column.product->pitch;
-      }
-    }
-    inside_ = __popc(__ballot_sync(kAllLanes, from_ != nullptr));
+  __device__ __forceinline__ int First() const {
+    return static_cast<int>(threadIdx.x / kWarp) * p_.piece_bytes;
   }
 
   const StreamParams& p_;
-  const uint32_t ring_, barriers_;
-  const int warp_, lane_, row_bytes_, pitch_;
+  const uint32_t ring_;
+  const int row_bytes_, pitch_, per_column_;
   const uint64_t policy_;
-  int group_, at_ = 0, inside_ = 0;
-  const char* from_ = nullptr;
+  int group_, at_;
 };
 
-// sum += rows * the piece in the ring. `bytes` of each column are there.
+// sum += rows * the piece in the ring, of whose columns `bytes` are there, and zeros up to a step.
 template <typename T, bool kTall>
 __device__ __forceinline__ void MultiplyPiece(const char* piece, int pitch, const char* rows,
                                               int row_pitch, int num_rows, int bytes,
@@ -137,10 +108,10 @@ __device__ __forceinline__ void MultiplyPiece(const char* piece, int pitch, cons
   const char* row = rows + high * row_pitch + 16 * low;
   const char* tall_row = row + 8 * row_pitch;
   const bool has_row = high < num_rows, has_tall_row = kTall && high + 8 < num_rows;
-  const auto step = [&](int at, bool inside) {
+  const auto step = [&](int at) {
     // Which 4 of k a lane holds does not matter as long as both operands agree.
     const uint4 zero = {0, 0, 0, 0};
-    const uint4 w = inside ? *reinterpret_cast<const uint4*>(column + at) : zero;
+    const uint4 w = *reinterpret_cast<const uint4*>(column + at);
     const uint4 x = has_row ? *reinterpret_cast<const uint4*>(row + at) : zero;
     const uint4 y = has_tall_row ? *reinterpret_cast<const uint4*>(tall_row + at) : zero;
     MultiplyAdd<T>(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
@@ -148,9 +119,9 @@ __device__ __forceinline__ void MultiplyPiece(const char* piece, int pitch, cons
   };
   if (bytes == kFullPiece) {
 #pragma unroll
-    for (int at = 0; at < kFullPiece; at += kStepBytes) step(at, true);
+    for (int at = 0; at < kFullPiece; at += kStepBytes) step(at);
   } else {
-    for (int at = 0; at < bytes; at += kStepBytes) step(at, at + 16 * low < bytes);
+    for (int at = 0; at < bytes; at += kStepBytes) step(at);
   }
 }
 
@@ -186,41 +157,33 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   extern __shared__ __align__(128) char shared[];
   __shared__ float by_warp[2][kStreamWarps][kRows][kColumns];
   __shared__ float squares[kStreamWarps][kMaxStreamRows];
-  __shared__ __align__(8) uint64_t all_barriers[kStreamWarps][kMaxStages];
+  __shared__ __align__(8) uint64_t row_barrier;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int pitch = PitchOf(p.piece_bytes), stage_bytes = kColumns * pitch;
   char* ring = shared + warp * p.stages * stage_bytes;
   char* rows = shared + kStreamWarps * p.stages * stage_bytes;
-  const uint32_t barriers = SharedAddress(all_barriers[warp]);
 
-  if (lane == 0) {
-    for (int s = 0; s < p.stages; ++s) InitBarrier(barriers + 8 * s);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  }
-  __syncwarp();
-  Supply supply(p, ring, barriers);
+  Supply supply(p, ring);
   LetNextStart();
   if (!p.fetches_early) WaitForLaunchBefore();
+  if (threadIdx.x == 0) InitBarrier(SharedAddress(&row_barrier));
   for (int s = 0; s < p.stages; ++s) supply.Start(s);
+  __syncthreads();
   WaitForLaunchBefore();
-  BringRows<T>(p, rows, squares);
+  BringRows<T>(p, rows, SharedAddress(&row_barrier), squares);
 
   const int row_bytes = 2 * p.k;
   int stage = 0, buffer = 0;
-  uint32_t phase = 0;
   for (int group = blockIdx.x; group < p.pieces; group += gridDim.x) {
     float sum[2][4] = {};
     for (int at = warp * p.piece_bytes; at < row_bytes; at += kStreamWarps * p.piece_bytes) {
-      WaitFor(barriers + 8 * stage, phase);
+      WaitForCopies(p.stages - 1);
+      __syncwarp();  // the other lanes' copies, too
       MultiplyPiece<T, kTall>(ring + stage * stage_bytes, pitch, rows + at, p.row_pitch, p.m,
                               min(p.piece_bytes, row_bytes - at), sum);
       __syncwarp();  // all lanes have read the piece
       supply.Start(stage);
-      if (++stage == p.stages) {
-        stage = 0;
-        phase ^= 1;
-      }
+      if (++stage == p.stages) stage = 0;
     }
     // A lane holds rows lane / 4 (and 8 more) of columns 2 * (lane % 4) and the next.
     const int high = lane / 4, low = lane % 4;
@@ -254,19 +217,20 @@ void LaunchStreamAlongK(StreamParams params, DType dtype, const StreamTuning& tu
   if (pair) params.pieces = static_cast<int32_t>(CeilDiv(params.product[0].n, 4));
 
   const int64_t row_bytes = 2 * static_cast<int64_t>(params.k);
-  params.piece_bytes = static_cast<int32_t>(std::min<int64_t>(
-      kFullPiece, CeilDiv(CeilDiv(row_bytes, kStreamWarps), kStepBytes) * kStepBytes));
+  params.piece_bytes = kStepBytes;
+  while (params.piece_bytes < kFullPiece && params.piece_bytes * kStreamWarps < row_bytes) {
+    params.piece_bytes *= 2;
+  }
   params.row_pitch = PitchOf(static_cast<int>(CeilDiv(row_bytes, kStepBytes)) * kStepBytes);
   params.splits = 1;
 
   const int32_t grid = std::min(params.pieces, tuning.blocks);
-  const int64_t pieces_per_warp = CeilDiv(row_bytes, kStreamWarps * params.piece_bytes) *
-                                  CeilDiv(params.pieces, grid);
+  const int64_t pieces_per_warp =
+      CeilDiv(row_bytes, kStreamWarps * params.piece_bytes) * CeilDiv(params.pieces, grid);
   params.stages = static_cast<int32_t>(
       std::min<int64_t>({pieces_per_warp, tuning.stages, int64_t{kMaxStages}}));
   const auto shared_bytes = [&] {
-    return kStreamWarps * params.stages * kColumns * PitchOf(params.piece_bytes) +
-           params.m * params.row_pitch;
+    return kStreamWarps * params.stages * kColumns * PitchOf(params.piece_bytes) + RowBytes(params);
   };
   while (params.stages > 1 && shared_bytes() > kMaxStreamShared) --params.stages;
 

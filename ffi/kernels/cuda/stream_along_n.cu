@@ -15,37 +15,13 @@
 namespace jaxgraph {
 namespace {
 
-constexpr int kTile = 64;       // columns: 128 bytes
-constexpr int kLines = 32;      // of 128 bytes, in a stage
+constexpr int kTile = 64;   // columns: 128 bytes
+constexpr int kLines = 32;  // of 128 bytes, in a stage
 constexpr int kLineBytes = 2 * kTile;
 constexpr int kStageBytes = kLines * kLineBytes;
-constexpr int kDepth = 16;      // of k, in one tensor-core instruction
+constexpr int kDepth = 16;  // of k, in one tensor-core instruction
 
 #if __CUDA_ARCH__ >= 900
-// 16 bytes, or zeros where there is nothing.
-__device__ __forceinline__ void CopyAsync(uint32_t to, const char* from, bool inside,
-                                          uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
-               "l"(from), "r"(inside ? 16 : 0), "l"(policy)
-               : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits until at most `n` of the groups committed are still on their way.
-__device__ __forceinline__ void WaitForCopies(int n) {
-  static_assert(kMaxStages == 8);
-  switch (n) {
-    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
-    case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-    case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 7;" ::: "memory");
-  }
-}
 __device__ __forceinline__ void LoadTransposed(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
@@ -184,6 +160,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   constexpr int kSides = kPair ? 2 : 1, kWidth = kSides * kTile, kRowTiles = kTall ? 2 : 1;
   extern __shared__ __align__(128) char shared[];
   __shared__ float squares[kStreamWarps][kMaxStreamRows];
+  __shared__ __align__(8) uint64_t row_barrier;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   char* ring = shared + warp * p.stages * kStageBytes;
   float* by_warp = reinterpret_cast<float*>(shared + kStreamWarps * p.stages * kStageBytes);
@@ -193,9 +170,11 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   Supply<kPair> supply(p, ring);
   LetNextStart();
   if (!p.fetches_early) WaitForLaunchBefore();
+  if (threadIdx.x == 0) InitBarrier(SharedAddress(&row_barrier));
   for (int s = 0; s < p.stages; ++s) supply.Start(s);
+  __syncthreads();
   WaitForLaunchBefore();
-  BringRows<T>(p, rows, squares);
+  BringRows<T>(p, rows, SharedAddress(&row_barrier), squares);
 
   const int sums = p.m * kWidth;
   int stage = 0;
@@ -304,7 +283,7 @@ void LaunchStreamAlongN(StreamParams params, DType dtype, const StreamTuning& tu
   const auto shared_bytes = [&] {
     const int32_t sums = params.m * (pair ? 2 : 1) * kTile * static_cast<int32_t>(sizeof(float));
     return kStreamWarps * params.stages * kStageBytes + (kStreamWarps + 1) * sums +
-           params.m * params.row_pitch;
+           RowBytes(params);
   };
   while (params.stages > 1 && shared_bytes() > kMaxStreamShared) --params.stages;
 

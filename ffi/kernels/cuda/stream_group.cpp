@@ -167,8 +167,8 @@ bool SameRows(const MatmulParams& a, const MatmulParams& b) {
 
 void AddProduct(const Streamed& s, StreamParams* p) {
   const MatmulParams& m = s.product;
-  p->product[p->num_products++] = {
-      m.b, m.out, s.along_k ? m.b_n : m.b_k, m.out_m, m.n, 0, m.out_dtype, {}};
+  p->product[p->num_products++] = {m.b,         m.out, s.along_k ? m.b_n : m.b_k, m.out_m, m.n, 0,
+                                   m.out_dtype, {}};
   p->fetches_early = s.constant && (p->num_products == 1 || p->fetches_early);
 }
 
@@ -243,7 +243,8 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   const MatmulParams& product = leader.product;
   if (params.has_norm) {
     const bool reads_norm = product.a == params.norm && product.m == params.m &&
-                            product.k == params.k && (product.m == 1 || product.a_m == params.norm_m);
+                            product.k == params.k &&
+                            (product.m == 1 || product.a_m == params.norm_m);
     if (!reads_norm) return Status::Ok();
   } else {
     params.row = product.a;

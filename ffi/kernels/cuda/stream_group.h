@@ -11,7 +11,8 @@ namespace jaxgraph {
 // Appends the launch for nodes[first..) that a streaming kernel covers and sets *covered to their
 // number; 0 where the kernel does not take nodes[first]. With `fusion` these are, as far as they
 // stand together:
-//   [ROW: an RMS norm]  MATMUL of the same rows, up to 4  [EXPR: silu of the first times the second]
+//   [ROW: an RMS norm]  MATMUL of the same rows, up to 4  [EXPR: silu of the first times the
+//   second]
 // and every node's outputs are stored all the same. No output of the run overlaps what else the run
 // reads or writes: blocks run in any order.
 Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,

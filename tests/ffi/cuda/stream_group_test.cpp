@@ -1,0 +1,231 @@
+// Which nodes a streaming kernel covers. Emission asks no device, so these run anywhere.
+#include <functional>
+
+#include "ffi/kernels/cuda/cuda_emitter.h"
+#include "ffi/kernels/cuda/stream.h"
+#include "tests/ffi/cuda/group_case.h"
+
+namespace jaxgraph::testing {
+namespace {
+
+// The numbers of nodes that each launch of the run covers.
+std::vector<size_t> Covered(const GroupCase& c, const std::vector<ResolvedNode>& nodes,
+                            bool fusion = true, std::vector<Launch>* launches = nullptr) {
+  std::vector<Launch> made;
+  if (launches == nullptr) launches = &made;
+  std::vector<size_t> all;
+  for (size_t n = 0; n < c.nodes.size();) {
+    size_t covered = 0;
+    const Status status = CudaEmitter(90).Emit(nodes, n, fusion, launches, &covered);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_GT(covered, 0u);
+    if (covered == 0) return all;
+    EXPECT_EQ(launches->back().first_node, n);
+    EXPECT_EQ(launches->back().node_count, covered);
+    all.push_back(covered);
+    n += covered;
+  }
+  return all;
+}
+std::vector<size_t> Covered(const GroupCase& c, bool fusion = true,
+                            std::vector<Launch>* launches = nullptr) {
+  Buffers buffers = c.buffers;
+  return Covered(c, ResolveAll(c, Addresses(buffers)), fusion, launches);
+}
+std::vector<size_t> Covered(const GroupShape& shape, bool fusion = true) {
+  Rng rng(1);
+  return Covered(MakeGroup(rng, shape), fusion);
+}
+
+using Counts = std::vector<size_t>;
+
+GroupShape Mlp() {
+  GroupShape s;
+  s.k = 64;
+  s.columns = {96, 96};
+  s.norm = s.residual = s.activation = true;
+  return s;
+}
+
+class StreamGroupTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    // A build for older devices alone has no streaming kernels.
+    Rng rng(1);
+    std::vector<Launch> launches;
+    Covered(MakeGroup(rng, GroupShape()), false, &launches);
+    if (std::string(launches[0].kernel->name).find("stream") == std::string::npos) {
+      GTEST_SKIP() << "no kernels for compute capability 9.0 in this build";
+    }
+  }
+};
+
+TEST_F(StreamGroupTest, NormProductsAndActivationAreOne) {
+  for (const bool along_k : {true, false}) {
+    GroupShape s = Mlp();
+    s.along_k = along_k;
+    EXPECT_EQ(Covered(s), Counts{4});
+    s.columns = {64, 32, 32};
+    s.activation = false;
+    EXPECT_EQ(Covered(s), Counts{4});
+    s.norm = false;
+    EXPECT_EQ(Covered(s), Counts{3});
+    s.columns = {8, 16, 24, 32, 40};
+    EXPECT_EQ(Covered(s), (Counts{4, 1}));
+  }
+}
+
+TEST_F(StreamGroupTest, EverySpellingOfTheNorm) {
+  for (int bits = 0; bits < 128; ++bits) {
+    SCOPED_TRACE(bits);
+    GroupShape s = Mlp();
+    s.residual = bits & 1;
+    s.norm_weight = bits & 2;
+    s.rounds_first = bits & 4;
+    s.divides = bits & 8;
+    s.squares = bits & 16;
+    s.turned = bits & 32;
+    s.silu_rounds = bits & 64;
+    s.dtype = s.out = bits % 3 == 0 ? DType::kF16 : DType::kBF16;
+    ASSERT_EQ(Covered(s), Counts{4});
+  }
+}
+
+TEST_F(StreamGroupTest, WithoutFusionEveryNodeIsAlone) {
+  EXPECT_EQ(Covered(Mlp(), false), (Counts{1, 1, 1, 1}));
+}
+
+TEST_F(StreamGroupTest, BordersOfRegionsAndBranches) {
+  Rng rng(2);
+  GroupCase c = MakeGroup(rng, Mlp());
+  c.nodes[2].branch = 1;
+  c.nodes[3].region = 1;
+  EXPECT_EQ(Covered(c), (Counts{2, 1, 1}));
+  c.nodes[0].region = 3;
+  EXPECT_EQ(Covered(c), (Counts{1, 1, 1, 1}));
+}
+
+TEST_F(StreamGroupTest, OtherRowsOrLayoutsEndTheGroup) {
+  Rng rng(3);
+  const GroupCase c = MakeGroup(rng, Mlp());
+  GroupCase other = c;
+  other.nodes[2].srcs[1].strides = {1, 1, 96, 1};  // along n
+  EXPECT_EQ(Covered(other), (Counts{2, 1, 1}));
+  other = c;
+  other.nodes[2].srcs[0] = AddDense(&other, DType::kBF16, {1, 1, 1, 64});
+  EXPECT_EQ(Covered(other), (Counts{2, 1, 1}));
+  other = c;
+  other.nodes[1].srcs[0] = AddDense(&other, DType::kBF16, {1, 1, 1, 64});
+  EXPECT_EQ(Covered(other), (Counts{1, 1, 1, 1}));
+  other = c;
+  std::swap(other.nodes[3].srcs[0], other.nodes[3].srcs[1]);  // up is the first product: still one
+  EXPECT_EQ(Covered(other), Counts{4});
+  other = c;
+  other.nodes[3].srcs[0] = other.nodes[3].srcs[1];
+  EXPECT_EQ(Covered(other), (Counts{3, 1}));
+}
+
+TEST_F(StreamGroupTest, NoOutputMayOverlapWhatElseTheGroupTouches) {
+  Rng rng(4);
+  const GroupCase c = MakeGroup(rng, Mlp());
+  const Node& norm = c.nodes[0];
+  struct Move {
+    int node;  // whose (only or last) output is moved
+    const TensorRef* onto;
+    Counts covered;
+  };
+  const Move moves[] = {
+      {0, &norm.srcs[0], {1, 3}},        // the norm onto its row
+      {1, &norm.srcs[1], {1, 3}},        // a product onto what was added, or ...
+      {1, &norm.srcs[2], {1, 3}},        // ... onto the norm's weight
+      {2, &norm.outs[0], {2, 2}},        // the second product onto the sum
+      {2, &c.nodes[1].srcs[1], {2, 2}},  // onto the other's weights
+      {3, &norm.srcs[0], {3, 1}},        // the activation onto the row
+      {3, &c.nodes[2].srcs[1], {3, 1}},  // onto weights
+      {3, &c.nodes[1].outs[0], {3, 1}},  // onto its own source
+  };
+  for (const Move& move : moves) {
+    SCOPED_TRACE(&move - moves);
+    GroupCase moved = c;
+    Buffers buffers = c.buffers;
+    std::vector<ResolvedNode> nodes = ResolveAll(moved, Addresses(buffers));
+    char* onto = buffers[move.onto->base].data();
+    const char* from = nodes[move.node].outs.back();
+    nodes[move.node].outs.back() = onto + 16;  // not even the same bytes
+    for (ResolvedNode& node : nodes) {
+      for (const char*& src : node.srcs) {
+        if (src == from) src = onto + 16;
+      }
+    }
+    const Counts covered = Covered(moved, nodes);
+    if (move.node == 1 || move.node == 2 || move.node == 3) {
+      // Whatever is left together, the output that was moved is not with what it would destroy.
+      EXPECT_GT(covered.size(), 1u);
+    }
+    if (move.node != 0) continue;
+    EXPECT_EQ(covered[0], 1u);
+  }
+}
+
+TEST_F(StreamGroupTest, OnlyConstantWeightsAreFetchedEarly) {
+  Rng rng(5);
+  const GroupCase c = MakeGroup(rng, Mlp());
+  Buffers buffers = c.buffers;
+  std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
+  const auto early = [&] {
+    std::vector<Launch> launches;
+    EXPECT_EQ(Covered(c, nodes, true, &launches), Counts{4});
+    EXPECT_TRUE(launches[0].dependent);
+    StreamParams p;
+    EXPECT_EQ(launches[0].params.size(), sizeof p);
+    std::memcpy(&p, launches[0].params.data(), sizeof p);
+    return p.fetches_early != 0;
+  };
+  EXPECT_TRUE(early());
+  nodes[2].constant_srcs = 0;
+  EXPECT_FALSE(early());
+  nodes[2].constant_srcs = 1;  // the row
+  EXPECT_FALSE(early());
+}
+
+// What the kernel could not read, or not compute, goes to the general kernels.
+TEST_F(StreamGroupTest, WhatDoesNotFit) {
+  Rng rng(6);
+  const auto name_of = [&](const std::function<void(GroupCase*)>& change, GroupShape s) {
+    GroupCase c = MakeGroup(rng, s);
+    change(&c);
+    std::vector<Launch> launches;
+    Covered(c, true, &launches);
+    return std::string(launches.back().kernel->name).substr(0, 6);
+  };
+  const auto nothing = [](GroupCase*) {};
+  EXPECT_EQ(name_of(nothing, GroupShape()), "stream");
+  EXPECT_EQ(name_of([](GroupCase* c) { c->nodes[0].srcs[0].offset = 2; }, GroupShape()), "matmul");
+  EXPECT_EQ(name_of([](GroupCase* c) { c->nodes[0].srcs[1].offset = 8; }, GroupShape()), "matmul");
+  GroupShape odd;
+  odd.k = 60;
+  EXPECT_EQ(name_of(nothing, odd), "matmul");
+  odd = GroupShape();
+  odd.along_k = false;
+  odd.columns = {60};
+  EXPECT_EQ(name_of(nothing, odd), "matmul");
+  odd = GroupShape();
+  odd.m = 17;
+  EXPECT_EQ(name_of(nothing, odd), "matmul");
+  odd = GroupShape();
+  odd.m = 16;
+  odd.k = 14336;
+  EXPECT_EQ(name_of(nothing, odd), "matmul");
+}
+
+TEST_F(StreamGroupTest, ANormOfManyElementsIsAKernelOfItsOwn) {
+  GroupShape s = Mlp();
+  s.m = 8;
+  s.k = 2048;
+  EXPECT_EQ(Covered(s), (Counts{1, 3}));
+  s.k = 1024;
+  EXPECT_EQ(Covered(s), Counts{4});
+}
+
+}  // namespace
+}  // namespace jaxgraph::testing

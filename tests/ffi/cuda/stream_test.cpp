@@ -1,0 +1,295 @@
+// Fused groups against the nodes one by one, and both against sums in f64; eager, captured and
+// replayed runs of each against each other, bit by bit.
+#include "ffi/device/host/serial_for.h"
+#include "ffi/kernels/host/host_emitter.h"
+#include "tests/ffi/cuda/cuda_test.h"
+#include "tests/ffi/cuda/group_case.h"
+
+namespace jaxgraph::testing {
+namespace {
+
+class StreamTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    int capability = 0;
+    ASSERT_OK(CudaComputeCapability(0, &capability));
+    if (capability / 10 != 9 && capability / 10 != 10) GTEST_SKIP() << "no streaming kernels";
+  }
+
+  // What the nodes leave in memory, run eagerly; the same when captured and replayed.
+  void RunOnCuda(const GroupCase& c, bool fusion, size_t num_launches, Buffers* result) {
+    std::vector<DeviceBytes> memory;
+    std::vector<char*> addresses;
+    for (const auto& buffer : c.buffers) {
+      memory.emplace_back(buffer.size(), stream());
+      addresses.push_back(memory.back().data());
+      memory.back().Upload(buffer);
+    }
+    const std::vector<ResolvedNode> nodes = ResolveAll(c, addresses);
+    std::vector<Launch> launches;
+    for (size_t n = 0; n < nodes.size();) {
+      size_t covered = 0;
+      ASSERT_OK(CudaEmitter().Emit(nodes, n, fusion, &launches, &covered));
+      n += covered;
+    }
+    ASSERT_EQ(launches.size(), num_launches);
+    launches[0].dependent = false;
+    const auto poison = [&] {
+      for (const TensorRef& t : c.outs()) memory[t.base].Upload(c.buffers[t.base]);
+    };
+    const auto outputs = [&] {
+      Buffers all(c.buffers.size());
+      for (const TensorRef& t : c.outs()) all[t.base] = memory[t.base].Download();
+      return all;
+    };
+    for (const Launch& launch : launches) ASSERT_OK(device_->LaunchKernel(launch, stream_));
+    *result = outputs();
+
+    GraphHandle graph = nullptr;
+    ExecHandle exec = nullptr;
+    std::vector<NodeHandle> handles;
+    ASSERT_OK(Capture(launches, &graph, &handles));
+    ASSERT_OK(device_->Instantiate(graph, &exec));
+    for (int i = 0; i < 3; ++i) {
+      poison();
+      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      EXPECT_TRUE(outputs() == *result) << "replay " << i << " differs from the eager run";
+    }
+    device_->DestroyExec(exec);
+    device_->DestroyGraph(graph);
+    for (size_t b = 0; b < c.buffers.size(); ++b) {
+      if ((*result)[b].empty()) (*result)[b] = c.buffers[b];
+    }
+  }
+
+  static Buffers RunOnHost(const GroupCase& c) {
+    Buffers buffers = c.buffers;
+    const std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
+    SerialFor serial;
+    for (size_t n = 0; n < nodes.size(); ++n) {
+      std::vector<Launch> launches;
+      size_t covered = 0;
+      EXPECT_TRUE(HostEmitter().Emit(nodes, n, false, &launches, &covered).ok());
+      for (const Launch& launch : launches) {
+        launch.kernel->host_function(launch.params.data(), serial);
+      }
+    }
+    return buffers;
+  }
+
+  // ||got - want|| / ||want||; not a number where either holds one.
+  static double Distance(const TensorRef& t, const Buffers& got, const Buffers& want) {
+    double error = 0, size = 0;
+    ForEachIndex(t, [&](const int64_t* index) {
+      const double g = Read(got, t, index).f, w = Read(want, t, index).f;
+      error += (g - w) * (g - w);
+      size += w * w;
+    });
+    return std::sqrt(error / size);
+  }
+
+  // A product of what is in memory, in f64, against what the kernel made of it.
+  static double ProductError(const Node& product, const Buffers& buffers) {
+    const TensorRef& a = product.srcs[0];
+    const TensorRef& b = product.srcs[1];
+    const TensorRef& out = product.outs[0];
+    const int64_t k = a.shape[3], n = out.shape[3];
+    double error = 0, size = 0;
+    std::vector<double> row(k), sums(n);
+    for (int64_t m = 0; m < out.shape[2]; ++m) {
+      for (int64_t i = 0; i < k; ++i) {
+        const int64_t index[] = {0, 0, m, i};
+        row[i] = Read(buffers, a, index).f;
+      }
+      std::fill(sums.begin(), sums.end(), 0);
+      const bool along_k = b.strides[2] == 1;
+      const auto add = [&](int64_t i, int64_t j) {
+        const int64_t index[] = {0, 0, i, j};
+        sums[j] += row[i] * Read(buffers, b, index).f;
+      };
+      if (along_k) {
+        for (int64_t j = 0; j < n; ++j) {
+          for (int64_t i = 0; i < k; ++i) add(i, j);
+        }
+      } else {
+        for (int64_t i = 0; i < k; ++i) {
+          for (int64_t j = 0; j < n; ++j) add(i, j);
+        }
+      }
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t index[] = {0, 0, m, j};
+        const double got = Read(buffers, out, index).f;
+        error += (got - sums[j]) * (got - sums[j]);
+        size += sums[j] * sums[j];
+      }
+    }
+    return std::sqrt(error / size);
+  }
+
+  void Check(Rng& rng, const GroupShape& s, bool with_host = true) {
+    SCOPED_TRACE("m " + std::to_string(s.m) + " k " + std::to_string(s.k) + " n " +
+                 std::to_string(s.columns[0]) + " x " + std::to_string(s.columns.size()) +
+                 (s.along_k ? " along k " : " along n ") + NameOf(s.dtype) + " to " +
+                 NameOf(s.out) + (s.norm ? " norm" : "") + (s.activation ? " activation" : ""));
+    const GroupCase c = MakeGroup(rng, s);
+    const bool norm_fits = s.norm && s.m * s.k <= 8 * 1024;
+    Buffers fused, single;
+    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, s.norm && !norm_fits ? 2 : 1, &fused));
+    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, false, c.nodes.size(), &single));
+    // A sum of squares in another order moves the scale by its last bit, and some elements of the
+    // norm by theirs; from there on everything is that far away at most.
+    const double unit = s.dtype == DType::kBF16 ? 1.0 / 256 : 1.0 / 2048;
+    for (const TensorRef& t : c.outs()) {
+      EXPECT_LE(Distance(t, fused, single), unit / 4) << "against single nodes";
+    }
+    if (with_host) {
+      const Buffers host = RunOnHost(c);
+      for (const TensorRef& t : c.outs()) {
+        EXPECT_LE(Distance(t, fused, host), unit) << "against the host";
+      }
+      for (const Node& node : c.nodes) {
+        if (node.op != Op::kMatmul) continue;
+        const double rounding = s.out == DType::kF32    ? 2e-6
+                                : s.out == DType::kBF16 ? 0.5 / 256
+                                                        : 0.5 / 2048;
+        EXPECT_LE(ProductError(node, fused), rounding) << "against f64";
+      }
+    }
+  }
+
+  // The four products of a layer.
+  void CheckLayer(Rng& rng, int64_t width, int64_t q, int64_t kv, int64_t ffn, int64_t m,
+                  bool along_k, bool with_host) {
+    GroupShape s;
+    s.m = m;
+    s.along_k = along_k;
+    s.k = width;
+    s.norm = true;
+    s.columns = {q, kv, kv};
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, with_host));
+    s.residual = true;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, with_host));
+    s.columns = {ffn, ffn};
+    s.activation = true;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, with_host));
+    s = GroupShape();
+    s.m = m;
+    s.along_k = along_k;
+    s.k = q;
+    s.columns = {width};
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, with_host));
+    s.k = ffn;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, with_host));
+  }
+};
+
+TEST_F(StreamTest, LayersOf15m) {
+  Rng rng(1);
+  for (const bool along_k : {true, false}) {
+    for (const int64_t m : {1, 2, 3, 8, 13}) {
+      ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 288, 288, 288, 768, m, along_k, true));
+    }
+  }
+}
+
+TEST_F(StreamTest, LayersOf135m) {
+  Rng rng(2);
+  for (const bool along_k : {true, false}) {
+    for (const int64_t m : {1, 4, 16}) {
+      ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 576, 576, 192, 1536, m, along_k, true));
+    }
+  }
+}
+
+TEST_F(StreamTest, LayersOf1b) {
+  Rng rng(3);
+  for (const bool along_k : {true, false}) {
+    for (const int64_t m : {1, 4, 8}) {
+      ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 2048, 2048, 512, 8192, m, along_k, m == 1));
+    }
+  }
+}
+
+TEST_F(StreamTest, LayersOf8b) {
+  Rng rng(4);
+  for (const bool along_k : {true, false}) {
+    ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 4096, 4096, 1024, 14336, 1, along_k, false));
+  }
+}
+
+TEST_F(StreamTest, HeadsAreFloats) {
+  Rng rng(5);
+  for (const bool along_k : {true, false}) {
+    GroupShape s;
+    s.along_k = along_k;
+    s.norm = s.residual = true;
+    s.out = DType::kF32;
+    s.k = 288;
+    s.columns = {32000};
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+    s.k = 576;
+    s.columns = {49152};
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+TEST_F(StreamTest, SizesThatDivideByNothing) {
+  Rng rng(6);
+  for (int i = 0; i < 60; ++i) {
+    GroupShape s;
+    s.along_k = Chance(rng, 0.5);
+    s.dtype = s.out = Chance(rng, 0.5) ? DType::kBF16 : DType::kF16;
+    s.m = Pick(rng, std::vector<int64_t>{1, 1, 2, 5, 7, 8, 9, 11, 16});
+    s.k = 8 * UniformInt(rng, 1, Chance(rng, 0.3) ? 700 : 60);
+    s.norm = Chance(rng, 0.5);
+    s.residual = Chance(rng, 0.5);
+    s.norm_weight = Chance(rng, 0.7);
+    s.rounds_first = Chance(rng, 0.5);
+    s.divides = Chance(rng, 0.5);
+    s.squares = Chance(rng, 0.5);
+    s.turned = Chance(rng, 0.5);
+    const int64_t step = s.along_k ? 1 : 8;
+    s.columns.clear();
+    for (int64_t n = UniformInt(rng, 1, 4); n > 0; --n) {
+      s.columns.push_back(step * UniformInt(rng, 1, 400 / step));
+    }
+    if (s.columns.size() == 2 && Chance(rng, 0.7)) {
+      s.columns[1] = s.columns[0];
+      s.activation = true;
+      s.silu_rounds = Chance(rng, 0.5);
+    } else if (Chance(rng, 0.3)) {
+      s.out = DType::kF32;
+    }
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+// Kernels that start before their predecessors have ended, again and again: each reads what the one
+// before it wrote.
+TEST_F(StreamTest, AChainOfDependentLaunches) {
+  Rng rng(7);
+  for (const bool along_k : {true, false}) {
+    GroupShape s;
+    s.k = 256;
+    s.columns = {256};
+    s.along_k = along_k;
+    GroupCase c = MakeGroup(rng, s);
+    for (int i = 0; i < 40; ++i) {
+      Node next = c.nodes[0];
+      next.srcs[0] = c.nodes.back().outs[0];
+      TensorRef out = AddDense(&c, s.dtype, {1, 1, 1, 256});
+      next.outs = {out};
+      c.nodes.push_back(next);
+    }
+    Buffers got;
+    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, c.nodes.size(), &got));
+    for (const Node& node : c.nodes) {
+      EXPECT_LE(ProductError(node, got), 0.5 / 256);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxgraph::testing
