@@ -9,12 +9,10 @@
 //     the warp keeps a running maximum a query;
 //   - for the weighted sum a lane takes 16 bytes of columns, and groups of lanes take positions.
 // At the end warps, then blocks combine what they have, in a fixed order.
-#include <cooperative_groups.h>
-
 #include <algorithm>
-#include <climits>
 
 #include "ffi/kernels/cuda/attention_device.cuh"
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -29,12 +27,13 @@ constexpr int kMaxCluster = 16;                // more than 8 is granted on dema
 constexpr int kColumns = 8;                    // of the weighted sum, that a lane owns
 constexpr uint32_t kSharedBudget = 100 << 10;  // two blocks on a multiprocessor
 
-struct alignas(16) StreamParams {
+struct StreamPlan {
   AttentionArgs args;
   FastDiv key_vectors, value_vectors;  // 16-byte vectors of a row
   uint32_t key_pitch, value_pitch;     // bytes between rows in shared memory
   uint32_t warp_bytes;                 // shared memory of one warp
   int32_t warps, splits, pieces;       // pieces: of the queries, each with its own cluster
+  uint64_t tail;                       // no hidden padding: see SetParams
 };
 
 // Shared memory of a block, behind one another; then that of the warps.
@@ -49,49 +48,6 @@ struct BlockLayout {
     warps = by_warp + 2 * num_warps * 8 * 4;
   }
 };
-
-// ---- asynchronous copies ----
-
-// 16 bytes to shared memory, or zeros; the address must be valid either way.
-__device__ __forceinline__ void CopyAsync(char* to, const char* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-               "r"(inside ? 16 : 0)
-               : "memory");
-#else
-  *reinterpret_cast<uint4*>(to) =
-      inside ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
-#endif
-}
-__device__ __forceinline__ void CommitCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Waits for all groups of this thread but the last `kPending`, for all lanes of the warp.
-template <int kPending>
-__device__ __forceinline__ void WaitForCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
-  __syncwarp();
-}
-
-// Starts the copy of the rows [first, first + kTile) of `rows`; those at `end` and behind are
-// zeros.
-__device__ __forceinline__ void CopyTile(const char* rows, int64_t stride, FastDiv vectors,
-                                         uint32_t pitch, int first, int end, char* to) {
-  const uint32_t count = kTile * vectors.divisor;
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x % kWarp; i < count; i += kWarp) {
-    const uint32_t row = vectors.Quotient(i), at = 16 * (i - row * vectors.divisor);
-    const int position = first + static_cast<int>(row);
-    const bool inside = position < end;
-    CopyAsync(to + row * pitch + at, rows + (inside ? position : 0) * stride + at, inside);
-  }
-  CommitCopies();
-}
 
 // ---- the parts of a warp's work on a tile ----
 
@@ -120,11 +76,13 @@ __device__ __forceinline__ void RawScores(const float* queries, int d, const cha
   }
 }
 
-// Runs the score program on up to four queries at a time.
-template <typename W, int kHeads>
-__device__ __forceinline__ void Mask(const AttentionArgs& p, const ExprParams& expr, int b0, int b1,
-                                     int first_query, int position, float (&scores)[kHeads]) {
-  constexpr int kLanes = kHeads < 4 ? kHeads : 4;
+// Runs the score program on the queries of this lane's position.
+template <typename Score, int kHeads>
+__device__ __forceinline__ void Mask(const AttentionArgs& p, const ExprParams& program, int b0,
+                                     int b1, int first_query, int position,
+                                     float (&scores)[kHeads]) {
+  using W = typename Score::W;
+  constexpr int kLanes = Score::kLanes;
 #pragma unroll
   for (int h = 0; h < kHeads; h += kLanes) {
     ScoreSpace<kLanes> space = {b0, b1, min(position, p.s - 1), {}};
@@ -134,33 +92,10 @@ __device__ __forceinline__ void Mask(const AttentionArgs& p, const ExprParams& e
       space.query[j] = min(first_query + h + j, p.g - 1);
       lanes.lane[j] = FromFloat<W>(scores[h + j]);
     }
-    lanes = MaskScores<W, kLanes>(expr, space, lanes);
+    lanes = MaskScores<W, kLanes>(program, space, lanes);
 #pragma unroll
     for (int j = 0; j < kLanes; ++j) scores[h + j] = AsFloat(lanes.lane[j]);
   }
-}
-
-// The same for programs of the known form: the position that query `h` sees last.
-__device__ __forceinline__ int LastVisible(const AttentionArgs& p, int b0, int b1, int query) {
-  const ScoreForm& form = p.form;
-  if (form.position < 0) return INT_MAX;
-  const int64_t* strides = p.expr.src_strides[form.position];
-  const int64_t last = LoadInteger(
-      p.expr.srcs[form.position] + b0 * strides[0] + b1 * strides[1] + query * strides[2],
-      form.position_dtype);
-  return static_cast<int>(min(max(last, int64_t{-1} << 24), int64_t{p.s} + (1 << 24)) -
-                          form.offset);
-}
-__device__ __forceinline__ float MaskKnown(const ScoreForm& form, float raw, bool visible) {
-  const float x = RoundTo(form.raw, raw), factor = __uint_as_float(form.factor);
-  const float scaled = RoundTo(form.scaled, form.divides ? x / factor : x * factor);
-  return RoundTo(form.masked, visible ? scaled : __uint_as_float(form.fill));
-}
-
-// What one warp, block or cluster has seen of the queries: sums of values weighted by
-// exp(score - peak), with the total weight. A peak of -inf: nothing.
-__device__ __forceinline__ float ScaleOf(float peak, float common) {
-  return expf(peak - PeakOrZero(common));
 }
 
 __device__ __forceinline__ float WarpMax(float x) {
@@ -193,13 +128,16 @@ __device__ __forceinline__ float ReadFrom(int rank, float* address) {
 #endif
 }
 
-template <typename T, int kHeads, typename W>
-__global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
-    AttentionStreamKernel(const __grid_constant__ StreamParams sp) {
+template <typename T, int kHeads, typename Score>
+__global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1) AttentionStreamKernel(
+    const __grid_constant__ typename Score::template Params<StreamPlan> params) {
+  BeginLaunch();
   constexpr int kVector = 16 / T::kSize, kChunks = kColumns / kVector;
   extern __shared__ uint4 shared_memory[];
   char* const shared = reinterpret_cast<char*>(shared_memory);
+  const StreamPlan& sp = params.plan;
   const AttentionArgs& p = sp.args;
+  BeginLaunch();
   const BlockLayout layout(kHeads, p.d, p.e, sp.warps);
   float* const queries = reinterpret_cast<float*>(shared + layout.queries);
   float* const sums = reinterpret_cast<float*>(shared + layout.sums);
@@ -216,8 +154,10 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
   const int unit = blockIdx.x / sp.splits;
   const int batch = unit / sp.pieces, first_query = unit % sp.pieces * kHeads;
   const int b0 = batch / p.b1, b1 = batch - b0 * p.b1;
-  const char* const k = p.k + b0 * p.k_strides[0] + b1 * p.k_strides[1];
-  const char* const v = p.v + b0 * p.v_strides[0] + b1 * p.v_strides[1];
+  const TileRows k = {p.k + b0 * p.k_strides[0] + b1 * p.k_strides[1], p.k_strides[3],
+                      sp.key_vectors, sp.key_pitch};
+  const TileRows v = {p.v + b0 * p.v_strides[0] + b1 * p.v_strides[1], p.v_strides[2],
+                      sp.value_vectors, sp.value_pitch};
 
   // Behind `end` no query of this block sees anything.
   int end = LastPosition(p, b0, b1, min(first_query + lane % kHeads, p.g - 1)) + 1;
@@ -226,8 +166,8 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
   const int tiles = (end + kTile - 1) / kTile, step = sp.splits * sp.warps;
   int tile = warp * sp.splits + rank;
   if (tile < tiles) {
-    CopyTile(k, p.k_strides[3], sp.key_vectors, sp.key_pitch, tile * kTile, end, keys);
-    CopyTile(v, p.v_strides[2], sp.value_vectors, sp.value_pitch, tile * kTile, end, values);
+    CopyTile(k, tile * kTile, end, keys);
+    CopyTile(v, tile * kTile, end, values);
   }
 
   for (int i = threadIdx.x; i < kHeads * p.d; i += blockDim.x) {
@@ -236,17 +176,15 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
                     min(first_query + h, p.g - 1) * p.q_strides[2] + c * p.q_strides[3];
     queries[i] = LoadFloat<float>(q, p.q_dtype);
   }
-  const bool known = p.form.known;
-  int last[kHeads];
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    last[h] = known ? LastVisible(p, b0, b1, min(first_query + h, p.g - 1)) : 0;
-  }
-  const ExprParams& expr = *reinterpret_cast<const ExprParams*>(shared);
-  if (known) {
-    __syncthreads();
+  int last[kHeads];  // of the known form
+  if constexpr (Score::kHasProgram) {
+    ToShared(params.program, shared_memory);
   } else {
-    ToShared(p.expr, shared_memory);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      last[h] = LastVisible(p, b0, b1, min(first_query + h, p.g - 1));
+    }
+    __syncthreads();
   }
 
   // A lane's columns of the weighted sum, and its share of the positions.
@@ -271,17 +209,18 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
     RawScores<T, kHeads>(queries, p.d, keys + lane * sp.key_pitch, scores);
     __syncwarp();
     if (more) {
-      CopyTile(k, p.k_strides[3], sp.key_vectors, sp.key_pitch, (tile + step) * kTile, end, keys);
+      CopyTile(k, (tile + step) * kTile, end, keys);
     } else {
       CommitCopies();
     }
-    if (known) {
+    if constexpr (Score::kHasProgram) {
+      Mask<Score, kHeads>(p, *reinterpret_cast<const ExprParams*>(shared), b0, b1, first_query,
+                          position, scores);
+    } else {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         scores[h] = MaskKnown(p.form, scores[h], position <= last[h]);
       }
-    } else {
-      Mask<W, kHeads>(p, expr, b0, b1, first_query, position, scores);
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -324,8 +263,7 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
     }
     __syncwarp();
     if (more) {
-      CopyTile(v, p.v_strides[2], sp.value_vectors, sp.value_pitch, (tile + step) * kTile, end,
-               values);
+      CopyTile(v, (tile + step) * kTile, end, values);
     }
   }
 
@@ -399,20 +337,24 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1)
   SyncCluster(sp.splits);  // others may still read what this block has
 }
 
-template <typename T, int kHeads, typename W>
-const KernelInfo kStream = {"attention_stream", sizeof(StreamParams), nullptr,
-                            reinterpret_cast<const void*>(&AttentionStreamKernel<T, kHeads, W>)};
+template <typename T, int kHeads, typename Score>
+const KernelInfo kStream = {
+    Score::kHasProgram ? "attention_stream_program" : "attention_stream",
+    sizeof(typename Score::template Params<StreamPlan>), nullptr,
+    reinterpret_cast<const void*>(&AttentionStreamKernel<T, kHeads, Score>)};
 
-template <typename T, typename W>
-const KernelInfo* KernelFor(int heads) {
-  return heads == 1   ? &kStream<T, 1, W>
-         : heads == 2 ? &kStream<T, 2, W>
-         : heads == 4 ? &kStream<T, 4, W>
-                      : &kStream<T, 8, W>;
+template <typename T, int kHeads>
+const KernelInfo* KernelFor(const AttentionArgs& args) {
+  constexpr int kLanes = kHeads < 4 ? kHeads : 4;
+  return args.form.known ? &kStream<T, kHeads, KnownScore>
+         : args.wide     ? &kStream<T, kHeads, ProgramScore<uint64_t, kLanes>>
+                         : &kStream<T, kHeads, ProgramScore<uint32_t, kLanes>>;
 }
 template <typename T>
-const KernelInfo* KernelFor(int heads, bool wide) {
-  return wide ? KernelFor<T, uint64_t>(heads) : KernelFor<T, uint32_t>(heads);
+const KernelInfo* KernelFor(const AttentionArgs& args, int heads) {
+  return heads == 1   ? KernelFor<T, 1>(args)
+         : heads == 4 ? KernelFor<T, 4>(args)
+                      : KernelFor<T, 8>(args);
 }
 
 // Rows an odd number of 16-byte vectors apart: reading them side by side meets no bank twice.
@@ -424,46 +366,49 @@ constexpr int64_t kMostBlocks = 264;
 
 }  // namespace
 
-void LaunchAttentionStream(const AttentionArgs& args, bool clusters, Launches* launches) {
-  const int heads = args.g <= 2 ? args.g : args.g <= 4 ? 4 : 8;
+void LaunchAttentionStream(const AttentionNode& node, bool clusters, Launches* launches) {
+  const AttentionArgs& args = node.args;
+  const int heads = args.g == 1 ? 1 : args.g <= 4 ? 4 : 8;
   const uint32_t item = static_cast<uint32_t>(SizeOf(args.k_dtype));
-  StreamParams params = {};
-  params.args = args;
-  params.key_vectors = FastDiv::By(args.d * item / 16);
-  params.value_vectors = FastDiv::By(args.e * item / 16);
-  params.key_pitch = PitchOf(params.key_vectors.divisor);
-  params.value_pitch = 16 * params.value_vectors.divisor;
-  const uint32_t tiles = kTile * (params.key_pitch + params.value_pitch + heads * sizeof(float));
-  params.warp_bytes = std::max<uint32_t>(tiles, heads * kColumns * kWarp * sizeof(float));
-  const int64_t num_tiles = CeilDiv(args.s, kTile);
-  params.pieces = static_cast<int32_t>(CeilDiv(args.g, heads));
+  StreamPlan plan = {};
+  plan.args = args;
+  plan.key_vectors = FastDiv::By(args.d * item / 16);
+  plan.value_vectors = FastDiv::By(args.e * item / 16);
+  plan.key_pitch = PitchOf(plan.key_vectors.divisor);
+  plan.value_pitch = 16 * plan.value_vectors.divisor;
+  const uint32_t tile = kTile * (plan.key_pitch + plan.value_pitch + heads * sizeof(float));
+  plan.warp_bytes = std::max<uint32_t>(tile, heads * kColumns * kWarp * sizeof(float));
+  plan.pieces = static_cast<int32_t>(CeilDiv(args.g, heads));
 
-  const int64_t units = static_cast<int64_t>(args.b0) * args.b1 * params.pieces;
-  params.splits = 1;
-  while (clusters && params.splits < kMaxCluster && 2 * params.splits * units <= kMostBlocks &&
-         params.splits < num_tiles) {
-    params.splits *= 2;
+  const int64_t tiles = CeilDiv(args.s, kTile);
+  const int64_t units = static_cast<int64_t>(args.b0) * args.b1 * plan.pieces;
+  plan.splits = 1;
+  while (clusters && plan.splits < kMaxCluster && 2 * plan.splits * units <= kMostBlocks &&
+         plan.splits < tiles) {
+    plan.splits *= 2;
   }
-  params.warps = kMaxWarps;
+  plan.warps = kMaxWarps;
   const auto shared_bytes = [&] {
-    return BlockLayout(heads, args.d, args.e, params.warps).warps +
-           params.warps * params.warp_bytes;
+    return BlockLayout(heads, args.d, args.e, plan.warps).warps + plan.warps * plan.warp_bytes;
   };
-  while (params.warps > 1 &&
-         (shared_bytes() > kSharedBudget || params.splits * (params.warps / 2) >= num_tiles)) {
-    params.warps /= 2;
+  while (plan.warps > 1 &&
+         (shared_bytes() > kSharedBudget || plan.splits * (plan.warps / 2) >= tiles)) {
+    plan.warps /= 2;
   }
 
   Launch launch;
-  const bool wide = args.wide && !args.form.known;
-  launch.kernel = args.k_dtype == DType::kBF16  ? KernelFor<BF16Element>(heads, wide)
-                  : args.k_dtype == DType::kF16 ? KernelFor<F16Element>(heads, wide)
-                                                : KernelFor<F32Element>(heads, wide);
-  launch.grid[0] = static_cast<uint32_t>(units * params.splits);
-  launch.block[0] = static_cast<uint32_t>(params.warps * kWarp);
-  launch.cluster = static_cast<uint32_t>(params.splits);
+  launch.kernel = args.k_dtype == DType::kBF16  ? KernelFor<BF16Element>(args, heads)
+                  : args.k_dtype == DType::kF16 ? KernelFor<F16Element>(args, heads)
+                                                : KernelFor<F32Element>(args, heads);
+  launch.grid[0] = static_cast<uint32_t>(units * plan.splits);
+  launch.block[0] = static_cast<uint32_t>(plan.warps * kWarp);
+  launch.cluster = static_cast<uint32_t>(plan.splits);
   launch.shared_bytes = shared_bytes();
-  SetParams(params, &launch);
+  if (args.form.known) {
+    SetParams(KnownParams<StreamPlan>{plan}, &launch);
+  } else {
+    SetParams(ProgramParams<StreamPlan>{node.program, plan}, &launch);
+  }
   launches->push_back(std::move(launch));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ffi/kernels/cuda/attention_device.cuh"
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/strided_space.h"
 
@@ -13,6 +14,11 @@ constexpr int kThreads = 128;
 constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAllLanes = 0xffffffffu;
+
+struct StridedPlan {
+  AttentionArgs args;
+  uint64_t tail;  // no hidden padding: see SetParams
+};
 
 // The same value in all threads; in a fixed order.
 template <typename Real, typename F>
@@ -48,11 +54,14 @@ __device__ __forceinline__ Real MaskedValue(DType dtype, W bits) {
 
 template <typename W, typename Real>
 __global__ void __launch_bounds__(kThreads)
-    AttentionStridedKernel(const __grid_constant__ AttentionArgs p) {
+    AttentionStridedKernel(const __grid_constant__ ProgramParams<StridedPlan> params) {
+  BeginLaunch();
   __shared__ uint4 shared_expr[sizeof(ExprParams) / sizeof(uint4)];
   __shared__ Real weights[kThreads];
   __shared__ Real by_warp[kWarps];
-  const ExprParams& expr = ToShared(p.expr, shared_expr);
+  const AttentionArgs& p = params.plan.args;
+  const ExprParams& expr = ToShared(params.program, shared_expr);
+  BeginLaunch();
 
   const int chunks = (p.e + kThreads - 1) / kThreads;
   int64_t unit = blockIdx.x;
@@ -105,12 +114,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename W, typename Real>
-const KernelInfo kStrided = {"attention_strided", sizeof(AttentionArgs), nullptr,
+const KernelInfo kStrided = {"attention_strided", sizeof(ProgramParams<StridedPlan>), nullptr,
                              reinterpret_cast<const void*>(&AttentionStridedKernel<W, Real>)};
 
 }  // namespace
 
-void LaunchAttentionStrided(const AttentionArgs& args, Launches* launches) {
+void LaunchAttentionStrided(const AttentionNode& node, Launches* launches) {
+  const AttentionArgs& args = node.args;
   Launch launch;
   launch.kernel = args.in_double ? &kStrided<uint64_t, double>
                   : args.wide    ? &kStrided<uint64_t, float>
@@ -118,7 +128,7 @@ void LaunchAttentionStrided(const AttentionArgs& args, Launches* launches) {
   launch.grid[0] = static_cast<uint32_t>(static_cast<int64_t>(args.b0) * args.b1 * args.g *
                                          CeilDiv(args.e, kThreads));
   launch.block[0] = kThreads;
-  SetParams(args, &launch);
+  SetParams(ProgramParams<StridedPlan>{node.program, {args, 0}}, &launch);
   launches->push_back(std::move(launch));
 }
 

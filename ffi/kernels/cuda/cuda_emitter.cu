@@ -86,8 +86,7 @@ class CudaEmitterImpl final : public Emitter {
       launch.node_count = static_cast<uint32_t>(*covered);
       launch.region = node.region;
       launch.branch = node.branch;
-      // Kernels of attention do not wait.
-      launch.dependent = dependent_ && node.op != Op::kAttention;
+      launch.dependent = dependent_;  // every kernel here waits before it touches what nodes write
     }
     return Status::Ok();
   }

@@ -1,9 +1,10 @@
 #include "ffi/kernels/cuda/jit/jit.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cstdlib>
-#include <cstring>
+#include <initializer_list>
 #include <utility>
 
 #include "ffi/kernels/cuda/jit/kernel_cache.h"
@@ -15,23 +16,33 @@ namespace {
 
 constexpr char kSwitch[] = "JAXGRAPH_DISABLE_JIT";
 
-// As options.py reads switches; a word that is no boolean changes nothing.
-bool IsSwitchedOff() {
+enum class Switch { kOn, kOff, kNoBoolean };
+
+// As options.py reads switches. Nobody can be told of a word that is no boolean but by Describe, so
+// it changes nothing.
+Switch ReadSwitch() {
   const char* text = std::getenv(kSwitch);
-  if (text == nullptr) return false;
+  if (text == nullptr) return Switch::kOn;
   std::string word;
   for (const char* c = text; *c != '\0'; ++c) {
     if (std::isspace(static_cast<unsigned char>(*c)) == 0) {
       word += static_cast<char>(std::tolower(static_cast<unsigned char>(*c)));
     }
   }
-  return word == "1" || word == "true" || word == "yes" || word == "on";
+  const auto is_one_of = [&word](std::initializer_list<const char*> words) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  if (is_one_of({"1", "true", "yes", "on"})) return Switch::kOff;
+  return is_one_of({"0", "false", "no", "off", ""}) ? Switch::kOn : Switch::kNoBoolean;
 }
 
-bool SwitchedOff() {
-  static const bool off = IsSwitchedOff();
-  return off;
+Switch TheSwitch() {
+  static const Switch position = ReadSwitch();
+  return position;
 }
+
+// Expressions that no source could be made for.
+std::atomic<uint64_t> left_to_the_interpreter{0};
 
 uint8_t AlignmentOf(const char* address) {
   const auto bits = reinterpret_cast<uintptr_t>(address) | 16;
@@ -126,17 +137,21 @@ size_t ParamBytes(const Node& node) {
 }  // namespace
 
 bool Jit::Available() {
-  static const bool available = !SwitchedOff() && Nvrtc::Get() != nullptr;
+  static const bool available = TheSwitch() != Switch::kOff && Nvrtc::Get() != nullptr;
   return available;
 }
 
 std::string Jit::Describe() {
-  if (SwitchedOff()) return std::string("off: ") + kSwitch + " is set";
+  if (TheSwitch() == Switch::kOff) return std::string("off: ") + kSwitch + " is set";
   if (!Available()) return "off: " + Nvrtc::Description();
   const JitCounts counts = KernelCache::Get().counts();
   std::string line = "NVRTC " + Nvrtc::Description() + "; " + std::to_string(counts.kernels) +
                      " kernels in " + std::to_string(counts.calls) + " calls, " +
                      std::to_string(static_cast<int64_t>(counts.seconds * 1e3)) + " ms";
+  if (left_to_the_interpreter > 0) {
+    line += "; " + std::to_string(left_to_the_interpreter) + " left to the interpreter";
+  }
+  if (TheSwitch() == Switch::kNoBoolean) line += std::string("; ") + kSwitch + " is no boolean";
   if (counts.failed > 0) {
     line += "; " + std::to_string(counts.failed) + " failed, the last: " + counts.last_error;
   }
@@ -189,7 +204,11 @@ void Jit::Decide(const std::vector<ResolvedNode>& nodes, const std::vector<size_
     const auto [at, is_new] = plans_.try_emplace(KeyOf(node, request));
     if (!is_new) continue;
     New fresh = {&at->second, ParamBytes(node), {}};
-    if (SourceOf(nodes[n], request, &fresh.source)) all.push_back(std::move(fresh));
+    if (SourceOf(nodes[n], request, &fresh.source)) {
+      all.push_back(std::move(fresh));
+    } else {
+      ++left_to_the_interpreter;
+    }
   }
   std::vector<const KernelSource*> sources;
   std::vector<size_t> param_bytes;
