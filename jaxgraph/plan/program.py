@@ -16,6 +16,7 @@ from jaxgraph.frontend.flatten import Value
 from jaxgraph.frontend.lowering import build_graph
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
+from jaxgraph.passes.attention import find_attention
 from jaxgraph.passes.concat import push_through_concat
 from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.in_place import chain_stacked_updates
@@ -85,7 +86,7 @@ def plan_native(
       PlanError: the split has no native form after all.
     """
     graph = build_graph(cut.inputs, cut.eqns, cut.outputs, dict(labels))
-    graph = chain_stacked_updates(push_through_concat(graph))
+    graph = find_attention(chain_stacked_updates(push_through_concat(graph)))
     fused = fuse(graph, merge=exec_options.get("fusion", True))
     plan = plan_storage(fused)
     bases, base_of = _bases(graph, plan, cut, labels)
