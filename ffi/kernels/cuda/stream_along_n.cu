@@ -19,9 +19,10 @@ constexpr int kTile = 64;   // columns: 128 bytes
 constexpr int kLines = 32;  // of 128 bytes, in a stage
 constexpr int kLineBytes = 2 * kTile;
 constexpr int kStageBytes = kLines * kLineBytes;
-constexpr int kDepth = 16;  // of k, in one tensor-core instruction
 
 #if __CUDA_ARCH__ >= 900
+constexpr int kDepth = 16;  // of k, in one tensor-core instruction
+
 __device__ __forceinline__ void LoadTransposed(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
