@@ -215,7 +215,7 @@ def test_operands_replicated_over_the_mesh_inside_shard_map():
     run_on_two_devices("""
         def scaled(x, w):
             y = jnp.tanh(x * 2 + 1) * w
-            return jnp.sort(y) + w, y
+            return jax.lax.lgamma(y) + w, y
 
         step = jaxgraph.wrap(scaled, options=jaxgraph.Options(strict=True))
         x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))

@@ -13,6 +13,9 @@ from jaxgraph.frontend.shaping import reshape, transpose
 from jaxgraph.graph import dtypes, views
 from jaxgraph.graph.ir import Graph, Tensor
 
+# Integers have no matrix product of their own; sums of rows do for small ones.
+_MAX_INTEGER_TERMS = 1 << 20
+
 _Preset = lax.DotAlgorithmPreset
 # Algorithms, by the operands' dtype, that are no more exact than the kernels' products in that
 # dtype, summed in f32 (f64 for f64).
@@ -27,8 +30,12 @@ _ALGORITHMS = {
 def why_not(eqn: FlatEqn) -> str | None:
     """Why this equation cannot be native, or None."""
     lhs, rhs = (v.aval.dtype for v in eqn.inputs)
-    if not all(dtypes.is_float(t) for t in (lhs, rhs, eqn.outputs[0].aval.dtype)):
-        return "multiplies matrices of integers"
+    kinds = (lhs, rhs, eqn.outputs[0].aval.dtype)
+    if all(dtypes.is_integer(t) for t in kinds):
+        if _terms(eqn) > _MAX_INTEGER_TERMS:
+            return "multiplies large matrices of integers"
+    elif not all(dtypes.is_float(t) for t in kinds):
+        return "multiplies matrices of booleans"
     precision = eqn.params.get("precision")
     if precision is None or isinstance(precision, lax.Precision):
         return None
@@ -48,11 +55,19 @@ def rows(eqn: FlatEqn) -> int:
     return min(m, n)
 
 
+def _terms(eqn: FlatEqn) -> int:
+    """How many products are summed in all."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    lhs = eqn.inputs[0].aval.shape
+    return eqn.outputs[0].aval.size * math.prod(lhs[d] for d in contracted)
+
+
 def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
     """Appends the product, with views before and behind it."""
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
     out = eqn.outputs[0].aval
-    wide = np.promote_types(inputs[0].dtype, inputs[1].dtype)
+    exact = dtypes.is_integer(out.dtype)
+    wide = out.dtype if exact else np.promote_types(inputs[0].dtype, inputs[1].dtype)
     lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in inputs)
     # The kernels widen what they read; a weight or a cache is not stored in a wider type first.
     if lhs.size > rhs.size:
@@ -73,7 +88,9 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     b0, b1 = _two_dimensions(batch, lhs, rhs)
     a = reshape(graph, lhs, (b0, b1, m, k), label)
     b = reshape(graph, rhs, (b0, b1, k, n), label)
-    if n < m:  # the kernels expect the weight, the larger side, on the right: (ab)^T = b^T a^T
+    if exact:
+        product = _sum_of_rows(graph, a, b, out.dtype, label)
+    elif n < m:  # the kernels expect the weight, the larger side, on the right: (ab)^T = b^T a^T
         swap = (0, 1, 3, 2)
         a, b = transpose(graph, b, swap, label), transpose(graph, a, swap, label)
         product = graph.add("matmul", (a, b), (b0, b1, n, m), out.dtype, label)
@@ -81,6 +98,19 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     else:
         product = graph.add("matmul", (a, b), (b0, b1, m, n), out.dtype, label)
     return [reshape(graph, product, (*batch, *m_shape, *n_shape), label)]
+
+
+def _sum_of_rows(graph: Graph, a: Tensor, b: Tensor, dtype, label: str) -> Tensor:
+    """a [b0, b1, M, K] times b [b0, b1, K, N], all terms of one sum in a row [b0, b1, M, N, K]."""
+    b0, b1, m, k = a.shape
+    n = b.shape[3]
+    terms = (b0, b1, m, n, k)
+    a = graph.add("broadcast", (a,), terms, dtype, label, dims=(0, 1, 2, 4))
+    b = graph.add("broadcast", (b,), terms, dtype, label, dims=(0, 1, 4, 3))
+    product = graph.add("elementwise", (a, b), terms, dtype, label, op="mul", aux=0)
+    if k == 1:
+        return reshape(graph, product, terms[:-1], label)
+    return graph.add("reduce", (product,), terms[:-1], dtype, label, op="sum")
 
 
 def _two_dimensions(batch: tuple[int, ...], *operands: Tensor) -> tuple[int, int]:

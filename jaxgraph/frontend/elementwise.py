@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxgraph.frontend.flatten import FlatEqn
@@ -52,7 +53,6 @@ _BINARY = {
     "mul": "mul",
     "div": "div",
     "rem": "rem",
-    "pow": "pow",
     "atan2": "atan2",
     "max": "max",
     "min": "min",
@@ -66,7 +66,19 @@ _BINARY = {
 _COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 _IDENTITY = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "pvary"})
 _OTHER = frozenset(
-    {"is_finite", "integer_pow", "square", "round", "select_n", "clamp", "convert_element_type"}
+    {
+        "is_finite",
+        "integer_pow",
+        "square",
+        "one_minus_square",
+        "log2",
+        "pow",
+        "round",
+        "select_n",
+        "clamp",
+        "convert_element_type",
+        "reduce_precision",
+    }
 )
 
 NAMES = frozenset(_UNARY) | frozenset(_BINARY) | frozenset(_COMPARE) | _IDENTITY | _OTHER
@@ -107,10 +119,10 @@ def why_not(eqn: FlatEqn) -> str | None:
     name = eqn.primitive.name
     if eqn.params.get("accuracy") is not None:
         return "asks for a result accuracy of its own"
-    if name == "select_n" and (len(eqn.inputs) != 3 or eqn.inputs[0].aval.dtype != np.bool_):
-        return "selects by an integer"
-    if name == "pow" and eqn.inputs[0].aval.dtype != eqn.inputs[1].aval.dtype:
-        return "raises to a power of another dtype"
+    if name == "pow" and not dtypes.is_float(eqn.outputs[0].aval.dtype):
+        return "raises integers to powers"
+    if name == "reduce_precision" and _as_precise(eqn) is None:
+        return "rounds to a precision that is no dtype's"
     if name == "integer_pow" and not -32768 <= eqn.params["y"] <= 32767:
         return "raises to a power beyond 16 bits"
     return None
@@ -137,16 +149,70 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
         return [node("is_finite", *operands)]
     if name == "square":
         return [node("mul", operands[0], operands[0])]
+    if name == "one_minus_square":
+        one = constant(graph, 1, out.shape, out.dtype, label)
+        return [node("mul", node("add", one, *operands), node("sub", one, *operands))]
+    if name == "log2":
+        factor = constant(graph, 1 / np.log(2), out.shape, out.dtype, label)
+        return [node("mul", node("log", *operands), factor)]
+    if name == "reduce_precision":
+        narrow = convert(graph, operands[0], _as_precise(eqn), label)
+        return [convert(graph, narrow, out.dtype, label)]
+    if name == "pow":
+        return [node("pow", *[convert(graph, t, out.dtype, label) for t in operands])]
     if name == "integer_pow":
         return [node("integer_pow", *operands, aux=int(eqn.params["y"]))]
     if name == "round":
         even = int(eqn.params["rounding_method"]) == 1  # lax.RoundingMethod.TO_NEAREST_EVEN
         return [node("round_even" if even else "round_away", *operands)]
     if name == "select_n":
-        return [node("select", *operands)]
+        return [_select(graph, *operands, label=label)]
     if name == "clamp":
         return [node("clamp", *operands)]
     return [convert(graph, operands[0], out.dtype, label)]
+
+
+def _select(graph: Graph, which: Tensor, *cases: Tensor, label: str) -> Tensor:
+    """``cases[which]``, element by element; which of them is meant may be a boolean or a number."""
+    chosen = cases[0]
+    for i, case in enumerate(cases[1:], start=1):
+        is_this = which
+        if which.dtype != np.bool_:
+            number = constant(graph, i, which.shape, which.dtype, label)
+            is_this = graph.add(
+                "elementwise", (which, number), which.shape, np.bool_, label, op="eq", aux=0
+            )
+        chosen = graph.add(
+            "elementwise",
+            (is_this, chosen, case),
+            case.shape,
+            case.dtype,
+            label,
+            op="select",
+            aux=0,
+        )
+    return chosen
+
+
+def _as_precise(eqn: FlatEqn) -> np.dtype | None:
+    """The dtype whose values are those that ``reduce_precision`` keeps.
+
+    Not f16: of its subnormal numbers ``reduce_precision`` makes zeros.
+    """
+    own = eqn.inputs[0].aval.dtype
+    bits = (eqn.params["exponent_bits"], eqn.params["mantissa_bits"])
+    info = ml_dtypes.finfo(own)
+    if bits[0] >= info.nexp and bits[1] >= info.nmant:
+        return np.dtype(own)
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16 if own == np.float32 and bits == (8, 7) else None
+
+
+def constant(graph: Graph, value: Any, shape: tuple[int, ...], dtype, label: str) -> Tensor:
+    """``value`` in every element of ``shape``."""
+    dtype = np.dtype(dtype)
+    scalar = graph.add("const", (), (), dtype, label, value=dtypes.register_bits(value, dtype))
+    return scalar if shape == () else broadcast_scalar(graph, scalar, shape, label)
 
 
 def convert(graph: Graph, x: Tensor, dtype, label: str) -> Tensor:

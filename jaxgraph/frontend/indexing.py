@@ -16,7 +16,15 @@ from jaxgraph.frontend.shaping import reshape, take, transpose
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
 
-NAMES = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice"})
+# What a scatter does with the old value, by primitive: an instruction of ffi/core/expr.h.
+_COMBINE = {
+    "scatter-add": "add",
+    "scatter-sub": "sub",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
+NAMES = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", *_COMBINE})
 CLIP, FILL_OR_DROP, PROMISE_IN_BOUNDS = range(3)
 _MAX_RANK = 7  # the slices have one dimension more, and a tensor has at most eight
 
@@ -34,7 +42,9 @@ def why_not(eqn: FlatEqn) -> str | None:
     mode = eqn.params.get("mode")
     if mode is not None and lax.GatherScatterMode.from_any(mode) not in _MODES:
         return f"has an index mode without a native form ({mode})"
-    if eqn.primitive.name in ("gather", "scatter"):
+    if eqn.primitive.name in _COMBINE and not _touches_each_once(eqn):
+        return "may combine several updates of one element"
+    if eqn.primitive.name in ("gather", "scatter", *_COMBINE):
         indices = eqn.inputs[1].aval
         if not dtypes.is_integer(indices.dtype) or indices.shape[-1] > 8:
             return "indexes in a form without a native kernel"
@@ -137,9 +147,23 @@ def _scatter(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Te
     sizes = tuple(1 if d in gone else next(window) for d in range(len(x.shape)))
     rows = reshape(graph, moved, (math.prod(batch_shape), *sizes), label)
     mode = _MODES[lax.GatherScatterMode.from_any(eqn.params["mode"])]
+    if eqn.primitive.name in _COMBINE:
+        op = _COMBINE[eqn.primitive.name]
+        old = graph.add(
+            "gather", (x, *columns), rows.shape, x.dtype, label, mode=mode, dims=dims, fill=0
+        )
+        rows = graph.add("elementwise", (old, rows), rows.shape, x.dtype, label, op=op, aux=0)
     return graph.add(
         "set_rows", (x, rows, *columns), x.shape, x.dtype, label, mode=mode, dims=dims, fixed=()
     )
+
+
+def _touches_each_once(eqn: FlatEqn) -> bool:
+    """Is it known that no element gets two updates, so that read, combine and write will do?"""
+    dn = eqn.params["dimension_numbers"]
+    indices = eqn.inputs[1].aval.shape[:-1]
+    rows = math.prod(n for d, n in enumerate(indices) if d not in dn.scatter_indices_batching_dims)
+    return rows == 1 or eqn.params["unique_indices"]
 
 
 def _index_columns(graph, indices, index_map, operand_batching, index_batching, label):
@@ -174,4 +198,5 @@ _LOWER = {
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
     "scatter": _scatter,
+    **dict.fromkeys(_COMBINE, _scatter),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxgraph.frontend import contraction, elementwise, indexing, shaping
+from jaxgraph.frontend import contraction, elementwise, indexing, ordering, shaping
 from jaxgraph.frontend.flatten import FlatEqn, Value
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
@@ -32,6 +32,8 @@ def why_not_native(eqn: FlatEqn) -> str | None:
         return contraction.why_not(eqn)
     if name in indexing.NAMES:
         return indexing.why_not(eqn)
+    if name in ordering.NAMES:
+        return ordering.why_not(eqn)
     return f"is {name}, which has no native kernel"
 
 
@@ -81,15 +83,12 @@ def _lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list
         return shaping.lower_view(graph, eqn, inputs, label)
     if name == "dot_general":
         return contraction.lower(graph, eqn, inputs, label)
+    if name in ordering.NAMES:
+        return ordering.lower(graph, eqn, inputs, label)
     return indexing.lower(graph, eqn, inputs, label)
 
 
 def _constant(graph: Graph, value: Value) -> Tensor:
     """A known number, as a scalar behind a broadcast."""
-    dtype = value.aval.dtype
-    scalar = graph.add(
-        "const", (), (), dtype, value=dtypes.register_bits(value.known.reshape(()), dtype)
-    )
-    if value.aval.shape == ():
-        return scalar
-    return graph.add("broadcast", (scalar,), value.aval.shape, dtype, dims=())
+    number = value.known.reshape(())
+    return elementwise.constant(graph, number, value.aval.shape, value.aval.dtype, "")

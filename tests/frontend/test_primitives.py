@@ -1,0 +1,197 @@
+"""Primitives that have no instruction of their own: made of others, and equal to what XLA makes."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxgraph
+
+SPECIAL = [0.0, -0.0, 1.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, -np.nan, 1e-3, 3e38, -2.5, 1.0]
+FLOATS = [jnp.float32, jnp.bfloat16, jnp.float16]
+INTS = [jnp.int32, jnp.int8, jnp.uint8]
+
+
+def specials(dtype, rows=3):
+    """Rows of numbers that order badly: zeros of both signs, infinities, NaN, ties."""
+    rng = np.random.default_rng(0)
+    line = np.array(SPECIAL, np.float32)
+    return jnp.asarray(np.stack([rng.permutation(line) for _ in range(rows)])).astype(dtype)
+
+
+def integers(dtype, shape, seed=0):
+    info = np.iinfo(dtype)
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.integers(info.min, info.max, shape, endpoint=True, dtype=dtype))
+
+
+def check(fun, *args, rtol=0.0, atol=0.0, native=True):
+    """Three calls equal those of jax.jit; all of it, or nothing, is one native split."""
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    explanation = step.explain(*args)
+    backends = [s.backend for s in explanation.splits]
+    assert backends == ["native" if native else "xla"], explanation
+    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    for _ in range(3):
+        for got, want in zip(jax.tree.leaves(step(*args)), expected, strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            if jnp.issubdtype(want.dtype, jnp.floating):
+                got, want = (np.asarray(x, np.float64) for x in (got, want))
+                np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+                if rtol == 0:
+                    np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
+            else:
+                np.testing.assert_array_equal(got, want)
+    return explanation
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("k", [1, 3, len(SPECIAL)])
+def test_top_k_of_floats(dtype, k):
+    check(lambda x: lax.top_k(x, k), specials(dtype))
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_top_k_of_integers(dtype):
+    check(lambda x: lax.top_k(x, 4), integers(dtype, (2, 3, 9)))
+
+
+def test_top_k_of_one_and_of_computed_values():
+    check(lambda x: lax.top_k(x, 1), jnp.ones((4, 1)))
+    check(lambda x: lax.top_k(jnp.sin(x) * 2, 2), jnp.arange(24.0).reshape(4, 6), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sort_and_argsort_of_floats(dtype, axis):
+    x = specials(dtype, rows=5)
+    check(lambda x: (jnp.sort(x, axis), jnp.argsort(x, axis)), x)
+
+
+@pytest.mark.parametrize("dtype", [*INTS, jnp.bool_])
+def test_sort_of_integers(dtype):
+    x = integers(jnp.int8, (4, 11)).astype(dtype)
+    check(lambda x: (jnp.sort(x), jnp.argsort(x), jnp.sort(x, descending=True)), x)
+
+
+def test_sort_carries_other_arrays_along():
+    x = specials(jnp.float32)
+    others = (integers(jnp.int32, x.shape), integers(jnp.int8, x.shape) > 0)
+    check(lambda *xs: lax.sort(xs, num_keys=1), x, *others)
+
+
+def test_long_axes_and_several_keys_stay_in_xla():
+    explanation = check(lambda x: lax.top_k(x, 2), jnp.arange(300.0), native=False)
+    assert "top_k of 300 elements" in str(explanation)
+    x = specials(jnp.float32)
+    check(lambda *xs: lax.sort(xs, num_keys=2), x, x, native=False)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.int8])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("run", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin])
+def test_running_reductions(run, reverse, dtype):
+    if dtype == jnp.float32:
+        x = jax.random.normal(jax.random.key(0), (3, 17, 2))
+    else:
+        x = integers(dtype, (3, 17, 2))
+    check(lambda x: run(x, axis=1, reverse=reverse), x, rtol=2e-5, atol=2e-5)
+
+
+def test_running_extrema_keep_nan():
+    x = specials(jnp.float32)
+    check(lambda x: (lax.cummax(x, axis=1), lax.cummin(x, axis=1)), x, rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_products_of_integers(dtype):
+    """They wrap as XLA's do; a wider result is summed in the wider type."""
+    a, b = integers(dtype, (3, 5, 7)), integers(dtype, (7, 3, 2), seed=1)
+    check(lambda a, b: jnp.einsum("bmk,kbn->nbm", a, b), a, b)
+    wide = {"preferred_element_type": jnp.int32}
+    check(lambda a, b: jnp.einsum("bmk,kbn->bmn", a, b, **wide), a, b)
+    check(lambda a, b: a[0, 0] @ b[:, 0, 0], a, b)
+    check(lambda a, b: jnp.outer(a[0, 0], b[:, 0, 0]), a, b)
+
+
+def test_large_products_of_integers_stay_in_xla():
+    a = integers(jnp.int8, (40, 300))
+    check(lambda a, b: a @ b, a, integers(jnp.int8, (300, 100)), native=False)
+
+
+COMBINE = ["add", "multiply", "min", "max", "subtract"]
+OUTSIDE = [(mode, at) for mode in ("drop", "clip") for at in (-1, 9)]
+
+
+@pytest.mark.parametrize("method", COMBINE)
+@pytest.mark.parametrize(("mode", "at"), [("promise_in_bounds", 2), ("clip", 2), *OUTSIDE])
+def test_an_update_that_combines(method, mode, at):
+    x = jax.random.normal(jax.random.key(0), (5, 3))
+    row = jnp.array([1.0, -2.0, 0.5])
+
+    def fun(x, row, at):
+        return getattr(x.at[at], method)(row, mode=mode, wrap_negative_indices=False)
+
+    check(fun, x, row, jnp.int32(at), rtol=1e-6)
+
+
+def test_combining_updates_of_mapped_rows():
+    x, rows = jnp.arange(24.0).reshape(3, 8), jnp.array([1.0, 2.0, 3.0])
+    at = jnp.array([0, 7, 3])
+    check(lambda x, r, i: jax.vmap(lambda x, r, i: x.at[i].add(r))(x, r, i), x, rows, at)
+    check(lambda x, r, i: x.at[0, i].add(r, unique_indices=True), x, rows, at)
+
+
+def test_combining_updates_that_may_meet_stay_in_xla():
+    x, rows = jnp.arange(8.0), jnp.array([1.0, 2.0, 3.0])
+    step = jaxgraph.wrap(lambda x, r, i: x.at[i].add(r), options=jaxgraph.Options(strict=True))
+    at = jnp.array([2, 2, 5])
+    assert "several updates of one element" in str(step.explain(x, rows, at))
+    np.testing.assert_array_equal(step(x, rows, at), x.at[at].add(rows))
+
+
+def test_a_donated_array_that_is_added_to_keeps_its_address():
+    step = jaxgraph.wrap(lambda x, i: x.at[i].add(1.0), donate_argnums=0)
+    x = jnp.zeros((16, 4))
+    for i in range(4):
+        address = x.unsafe_buffer_pointer()
+        x = step(x, jnp.int32(i))
+        assert x.unsafe_buffer_pointer() == address
+    np.testing.assert_array_equal(x[:, 0], jnp.arange(16) < 4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_selection_by_a_number(dtype):
+    cases = [jnp.full(6, float(i), dtype) for i in range(4)]
+    which = jnp.array([3, 0, 1, 2, 2, 0])
+    check(lambda w, *c: lax.select_n(w, *c), which, *cases)
+    check(lambda w, *c: lax.select_n(w, *c), jnp.int32(2), *cases)
+
+
+def test_reduce_precision():
+    tiny = float(jnp.finfo(jnp.float32).smallest_subnormal)
+    x = jnp.array([1.0, 1 / 3, -1e30, 3.4e38, 1e-39, tiny, jnp.inf, jnp.nan, -0.0])
+    check(lambda x: lax.reduce_precision(x, 8, 7), x[:4])
+    check(lambda x: lax.reduce_precision(x, 8, 7), x[6:])
+    check(lambda x: lax.reduce_precision(x, 8, 23), x[:4])
+    check(lambda x: lax.reduce_precision(x, 5, 2), x, native=False)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_powers_with_integer_exponents(dtype):
+    x = jnp.array([1.5, -2.0, 0.0, 3.0, -1.0], dtype)
+    rtol = 4 * float(ml_dtypes.finfo(dtype).eps)
+    check(lambda x, y: lax.pow(x, y), x, jnp.array([3, -3, 0, -2, 7]), rtol=rtol)
+
+
+@pytest.mark.parametrize("name", ["log2", "one_minus_square"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_newer_primitives(name, dtype):
+    fun = getattr(lax, name, None) or getattr(jnp, name, None)
+    if fun is None:
+        pytest.skip(f"this JAX has no {name}")
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    x = jnp.linspace(0.1, 1.0, 9).astype(dtype)
+    check(lambda x: fun(x), x, rtol=4 * eps, atol=4 * eps)
