@@ -126,6 +126,12 @@ class Machine {
   uint64_t Calls(const std::string& call) { return device_->calls(CallByName(call)); }
   uint64_t Failures() { return device_->failures(); }
 
+  uint64_t FreeMemory() {
+    uint64_t bytes = 0;
+    Raise(device_->FreeMemory(&bytes));
+    return bytes;
+  }
+
   // Destroys the executor. Returns what is then still alive, which should be nothing.
   nb::dict Close() {
     executor_.reset();
@@ -239,6 +245,7 @@ void DefineTesting(nb::module_& m) {
       .def("heal", &Machine::Heal)
       .def("calls", &Machine::Calls, nb::arg("call"))
       .def("failures", &Machine::Failures)
+      .def("free_memory", &Machine::FreeMemory)
       .def("close", &Machine::Close);
   m.def("compare", CompareBytes, nb::arg("before"), nb::arg("before_bases"), nb::arg("after"),
         nb::arg("after_bases"));

@@ -238,8 +238,7 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
   if (!Warm(identity)) return RunEager(context, call, variant, identity.why);
 
   // Gate 5: captured, and with what has changed known? Else capture, or compare every launch.
-  const Recording& recording = variant->recording;
-  if (recording.chunks.empty() || !(recording.current || identity.partial)) {
+  if (variant->stage != Stage::kCaptured || !(variant->recording.current || identity.partial)) {
     return Record(context, entry, call, identity);
   }
 

@@ -123,6 +123,18 @@ def test_any_interleaving_of_up_to_five_variants_ends_in_replays(seed, variants)
     close(machine)
 
 
+def test_a_variant_that_is_warmed_up_again_in_one_call_is_captured_again():
+    machine, callers = testing.Machine(), [Caller(0), Caller(1)]
+    program = load(steps_of(0), warmup_calls=1, rewarm_on_address_change=True)
+    for caller in callers:
+        caller.call(machine, program, steps_of(0))
+    stats = machine.stats()
+    assert (stats["captures"], stats["replays"], stats["resets"]) == (2, 0, 1)
+    callers[1].call(machine, program, steps_of(0))
+    assert machine.stats()["replays"] == 1
+    close(machine)
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @given(seed=st.integers(0, 10**6))
 @examples(25)

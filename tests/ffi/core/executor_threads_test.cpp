@@ -1,4 +1,5 @@
-// Several threads and several functions on one executor, with Clear, Stats and the rest meanwhile.
+// Several threads, several functions and two devices at once, with Clear, Stats and the rest
+// meanwhile.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +15,8 @@ namespace {
 
 constexpr int kThreads = 8;
 constexpr int kFunctions = 3;
-constexpr int kCalls = 200;
+constexpr int kDevices = 2;
+constexpr int kCalls = 1000;
 
 std::vector<std::shared_ptr<const Program>> Functions() {
   std::vector<std::shared_ptr<const Program>> programs;
@@ -23,12 +25,14 @@ std::vector<std::shared_ptr<const Program>> Functions() {
     program.function_id = 100 + static_cast<uint64_t>(f);
     program.key.fill(static_cast<uint8_t>(f / 2));  // two of them share a key
     program.arena_bytes *= static_cast<uint64_t>(f + 1);
+    if (f == 1) program.options.max_executables = 10;  // now and then a variant is pushed out
+    if (f == 2) program.options.sweep_ms = program.options.idle_ms = 1;
     programs.push_back(Seal(program));
   }
   return programs;
 }
 
-void RunThreads(Machine* m, const std::function<void()>& meanwhile) {
+void RunThreads(Machine* devices, const std::function<void()>& meanwhile) {
   const auto programs = Functions();
   std::atomic<int> running{kThreads};
   std::vector<std::thread> threads;
@@ -40,7 +44,8 @@ void RunThreads(Machine* m, const std::function<void()>& meanwhile) {
         const int f = (i + t) % kFunctions;
         if (i % 5 == 0) b[f].MoveX();
         if (i % 50 == 49) b[f].MoveAcc();
-        b[f].Check(m->executor.get(), programs[f], t + i, static_cast<float>(f + 1),
+        Machine& m = devices[(i / 7 + t) % kDevices];
+        b[f].Check(m.executor.get(), programs[f], (t + i) % 50, static_cast<float>(f + 1),
                    static_cast<ParallelFor*>(&pool));
       }
       --running;
@@ -51,36 +56,43 @@ void RunThreads(Machine* m, const std::function<void()>& meanwhile) {
 }
 
 TEST(ExecutorThreads, CallsNeverMixState) {
-  Machine m;
-  RunThreads(&m, [&] {
-    m.executor->Events(0);
-    m.executor->Describe(0);
+  Machine m[kDevices];
+  RunThreads(m, [&] {
+    for (Machine& one : m) {
+      one.executor->Events(0);
+      one.executor->Describe(0);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   uint64_t executions = 0;
-  for (uint64_t f = 0; f < kFunctions; ++f) {
-    const Counters c = m.executor->Stats(100 + f);
-    EXPECT_EQ(c.executions, c.eager + c.captures + c.replays);
-    EXPECT_GT(c.replays, 0u);
-    executions += c.executions;
+  for (Machine& one : m) {
+    for (uint64_t f = 0; f < kFunctions; ++f) {
+      const Counters c = one.executor->Stats(100 + f);
+      EXPECT_EQ(c.executions, c.eager + c.captures + c.replays);
+      EXPECT_GT(c.replays, 0u);
+      executions += c.executions;
+    }
+    EXPECT_LE(one.host.live_handles().arenas, kThreads);
   }
   EXPECT_EQ(executions, static_cast<uint64_t>(kThreads * kCalls));
-  EXPECT_LE(m.host.live_handles().arenas, kThreads);
 }
 
 TEST(ExecutorThreads, ClearMeanwhile) {
-  Machine m;
+  Machine m[kDevices];
   int round = 0;
-  RunThreads(&m, [&] {
-    m.executor->Clear(100 + static_cast<uint64_t>(round++ % (kFunctions + 1)));
-    (void)m.executor->Reserve(static_cast<uint64_t>(round) << 10);
-    m.executor->Stats(0);
+  RunThreads(m, [&] {
+    Machine& one = m[round % kDevices];
+    one.executor->Clear(100 + static_cast<uint64_t>(round++ % (kFunctions + 1)));
+    (void)one.executor->Reserve(static_cast<uint64_t>(round) << 10);
+    one.executor->Stats(0);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
-  m.executor->Clear(0);
-  EXPECT_EQ(m.executor->Stats(0).live_execs, 0u);
-  EXPECT_EQ(m.host.live_handles().execs, 0);
-  EXPECT_EQ(m.host.live_handles().graphs, 0);
+  for (Machine& one : m) {
+    one.executor->Clear(0);
+    EXPECT_EQ(one.executor->Stats(0).live_execs, 0u);
+    EXPECT_EQ(one.host.live_handles().execs, 0);
+    EXPECT_EQ(one.host.live_handles().graphs, 0);
+  }
 }
 
 }  // namespace
