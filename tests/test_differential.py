@@ -1,26 +1,46 @@
 """Random small programs: what `wrap` returns equals plain `jax.jit`, eager, captured and replayed.
 
-Every example is called four times with fresh inputs, so that all of warmup, capture and replay run.
-`JAXGRAPH_FUZZ` multiplies the number of examples.
+Every example is called several times, so that all of warmup, capture and replay run.
+`JAXGRAPH_FUZZ` multiplies the number of examples. With `JAX_ENABLE_X64=1` the wide types take part;
+the last test runs the file so.
 """
 
 import dataclasses
+import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
 import jaxgraph
 
-EXAMPLES = int(100 * float(os.environ.get("JAXGRAPH_FUZZ", "1")))
+EXAMPLES = math.ceil(100 * float(os.environ.get("JAXGRAPH_FUZZ", "1")))
+X64 = jax.config.jax_enable_x64
+STRICT = jaxgraph.Options(strict=True)
 
-FLOATS = [jnp.float32, jnp.bfloat16, jnp.float16]
-INTS = [jnp.int32, jnp.uint8, jnp.int8]
+FLOATS = [jnp.float64] if X64 else [jnp.float32, jnp.bfloat16, jnp.float16]
+INTS = [jnp.int64, jnp.uint64, jnp.int32] if X64 else [jnp.int32, jnp.uint8, jnp.int8]
+DTYPES = st.sampled_from(FLOATS + INTS).map(lambda dtype: dtype.__name__)
+SIZES = st.sampled_from([1, 2, 3, 5, 8])
+
+
+def fuzz(share: float):
+    """Settings of a test that gets this share of the examples."""
+    return settings(
+        max_examples=math.ceil(EXAMPLES * share),
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
 
 # Operations with a bounded derivative near the values that occur, so that two correct roundings of
 # the inputs cannot drift apart.
@@ -60,6 +80,12 @@ ROWS = {
     "sum": lambda x: x.sum(-1, keepdims=True) + jnp.zeros_like(x),
     "max": lambda x: x - x.max(-1, keepdims=True),
     "sum_of_first_axis": lambda x: x + x.sum(0),
+    "sum_of_all": lambda x: x / (1 + jnp.abs(x.sum())),
+    "least": lambda x: x - x.min(),
+    "sort": lambda x: jnp.sort(x, axis=0),
+    "cumsum": lambda x: jnp.cumsum(jnp.tanh(x), axis=-1),
+    "cummax": lambda x: lax.cummax(x, axis=0),
+    "top_k": lambda x: x - lax.top_k(x, 1)[0],
 }
 SHAPING = {
     "transpose": lambda x: x.T.reshape(x.shape),
@@ -87,6 +113,9 @@ SHAPING = {
     ),
     "tile": lambda x: jnp.tile(x, 2)[..., : x.shape[-1]],
     "gather": lambda x: x[jnp.arange(x.shape[0])[::-1]],
+    "add_to_row": lambda x: x.at[0].add(x[-1]),
+    "split": lambda x: jnp.concatenate(jnp.split(x, [x.shape[0] // 2])[::-1]),
+    "swap": lambda x: jnp.swapaxes(x, 0, -1).reshape(x.shape),
     "update": lambda x: x.at[0].set(2 * x[0]),
     "dynamic": lambda x: lax.dynamic_update_slice(
         x, x[:1] * 3, (x.shape[0] // 2,) + (0,) * (x.ndim - 1)
@@ -144,15 +173,35 @@ def cases(draw):
 
 def tolerance(dtype) -> float:
     """Room for a few roundings; XLA may keep more bits between operations than the dtype has."""
-    return {"float32": 2e-5, "bfloat16": 6e-2, "float16": 8e-3}[np.dtype(dtype).name]
+    name = np.dtype(dtype).name
+    return {"float64": 1e-12, "float32": 2e-5, "bfloat16": 6e-2, "float16": 8e-3}[name]
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype) -> jax.Array:
+    dtype = jnp.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+    info = np.iinfo(dtype)
+    return jnp.asarray(rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True))
+
+
+def assert_equals_jit(fun: Callable, *args, calls: int = 3, native: bool = True) -> None:
+    """Calls equal those of jax.jit: integers exactly, floats within the dtype's tolerance."""
+    wrapped = jaxgraph.wrap(fun, options=STRICT)
+    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    for _ in range(calls):
+        for got, want in zip(jax.tree.leaves(wrapped(*args)), expected, strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            if jnp.issubdtype(want.dtype, jnp.floating):
+                a, b = (np.asarray(x, np.float64) for x in (got, want))
+                scale = 1 + np.abs(b).max(initial=0, where=np.isfinite(b))
+                np.testing.assert_allclose(a, b, atol=tolerance(want.dtype) * scale, rtol=0)
+            else:
+                np.testing.assert_array_equal(got, want)
+    assert not native or wrapped.stats().executions == calls, wrapped.explain(*args)
+
+
+@fuzz(1)
 @given(cases())
 def test_random_programs_equal_jit(case: Case):
     dtype = jnp.dtype(case.dtype)
@@ -164,7 +213,7 @@ def test_random_programs_equal_jit(case: Case):
         x, y = (jnp.asarray(rng.standard_normal(case.shape), dtype) for _ in range(2))
         for got, expected in zip(wrapped(x, y), expected_fun(x, y), strict=True):
             assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
-            a, b = np.asarray(got, np.float32), np.asarray(expected, np.float32)
+            a, b = np.asarray(got, np.float64), np.asarray(expected, np.float64)
             scale = 1 + np.abs(b).max(initial=0)
             np.testing.assert_allclose(a, b, atol=tolerance(dtype) * scale, rtol=0)
     stats = wrapped.stats()
@@ -210,12 +259,7 @@ def integer_cases(draw):
     return draw(st.sampled_from(INTS)).__name__, tuple(steps)
 
 
-@settings(
-    max_examples=EXAMPLES // 2,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@fuzz(0.5)
 @given(integer_cases(), st.integers(0, 2**31))
 def test_random_integer_programs_are_exact(case, seed):
     dtype_name, steps = case
@@ -228,14 +272,248 @@ def test_random_integer_programs_are_exact(case, seed):
             values.append(table[name](*[values[a] for a in args]).astype(dtype))
         return values[-1], values[-1].max(), jnp.argmax(values[-1])
 
-    wrapped = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
-    info = np.iinfo(dtype)
+    wrapped = jaxgraph.wrap(fun, options=STRICT)
     rng = np.random.default_rng(seed)
     for _ in range(3):
-        x, y = (
-            jnp.asarray(rng.integers(info.min, info.max, 37, dtype=dtype, endpoint=True))
-            for _ in range(2)
-        )
+        x, y = (random_values(rng, (37,), dtype) for _ in range(2))
         for got, expected in zip(wrapped(x, y), jax.jit(fun)(x, y), strict=True):
             assert got.dtype == expected.dtype
             np.testing.assert_array_equal(got, expected)
+
+
+# Inputs that arithmetic treats in special ways, through every elementwise operation.
+
+SPECIAL = [0, -0.0, 1, -1, 0.5, -2.5, 1e-3, 7, -9.75, 100, np.inf, -np.inf, np.nan]
+_NAMES = """
+    neg abs sign floor ceil exp exp2 expm1 log log1p sqrt rsqrt cbrt sin cos tan asin acos atan sinh
+    cosh tanh asinh acosh atanh logistic erf erfc erf_inv square round is_finite
+"""
+EVERYWHERE = {name: getattr(lax, name) for name in _NAMES.split()} | {
+    "round_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    "power": lambda x: lax.integer_pow(x, 3),
+    "inverse": lambda x: lax.integer_pow(x, -2),
+    "int": lambda x: x.astype(jnp.int32),
+    "byte": lambda x: x.astype(jnp.uint8),
+    "bool": lambda x: x.astype(jnp.bool_),
+    "half": lambda x: x.astype(jnp.float16),
+    "softmax": jax.nn.softmax,
+    "sum": jnp.sum,
+    "max": jnp.max,
+    "min": jnp.min,
+    "argmax": jnp.argmax,
+    "argmin": jnp.argmin,
+    "sort": jnp.sort,
+}
+_NAMES_2 = "add sub mul div rem pow atan2 max min eq ne lt le gt ge"
+EVERYWHERE_2 = {name: getattr(lax, name) for name in _NAMES_2.split()} | {
+    "clamp": lambda x, y: lax.clamp(jnp.full_like(x, -1), x, y)
+}
+
+
+def special_values(dtype) -> np.ndarray:
+    info = jnp.finfo(dtype)
+    edges = [info.max, info.min, info.tiny, info.eps]
+    return np.array([*SPECIAL, *map(float, edges)]).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda t: t.__name__)
+def test_special_values(dtype):
+    """Each operation alone, so that one's rounding is not another's argument."""
+    values = special_values(dtype)
+    x, y = (jnp.asarray(v.ravel()) for v in np.meshgrid(values, values))
+    line = jnp.asarray(values)
+    unary = jaxgraph.wrap(lambda x: {k: f(x) for k, f in EVERYWHERE.items()}, options=STRICT)
+    binary = jaxgraph.wrap(lambda *a: {k: f(*a) for k, f in EVERYWHERE_2.items()}, options=STRICT)
+    for _ in range(3):
+        for got, table, args in (
+            (unary(line), EVERYWHERE, (line,)),
+            (binary(x, y), EVERYWHERE_2, (x, y)),
+        ):
+            for name, fun in table.items():
+                _assert_nearly(name, got[name], fun, args)
+
+
+def _assert_nearly(name: str, got: jax.Array, fun: Callable, args) -> None:
+    """Equals what XLA makes of the operation, or what it makes of it in f32 and rounds once.
+
+    XLA computes some operations on narrow floats in several rounded steps.
+    """
+    want = jax.jit(fun)(*args)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), name
+    if not jnp.issubdtype(want.dtype, jnp.floating):
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    wants = [want]
+    if want.dtype.itemsize < 4:
+        wants.append(jax.jit(fun)(*[x.astype(jnp.float32) for x in args]).astype(want.dtype))
+    near = np.any([_near(got, w) for w in wants], axis=0)
+    inputs = [np.asarray(x)[~near] if x.shape == near.shape else x for x in args]
+    assert near.all(), f"{name} of {inputs}: {got[~near]}, not {want[~near]}"
+
+
+def _near(got: jax.Array, want: jax.Array) -> np.ndarray:
+    info = jnp.finfo(want.dtype)
+    a, b = (np.asarray(x, np.float64) for x in (got, want))
+    # Subnormal results may be zeros, and the last step before infinity may round either way.
+    rtol, atol = 32 * float(info.eps), float(info.tiny)
+    edge = (np.minimum(np.abs(a), np.abs(b)) >= float(info.max) * 0.99) & (a * b > 0)
+    return np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True) | edge
+
+
+# Reductions of any axes.
+
+REDUCTIONS = {
+    "sum": jnp.sum,
+    "max": jnp.max,
+    "min": jnp.min,
+    "prod": lambda x, axis: jnp.prod(x, axis, dtype=x.dtype),
+    "all": lambda x, axis: jnp.all(x > 0, axis),
+    "any": lambda x, axis: jnp.any(x > 1, axis),
+    "argmax": lambda x, axis: jnp.argmax(x, axis[0]),
+    "argmin": lambda x, axis: jnp.argmin(x, axis[-1]),
+    "logsumexp": lambda x, axis: jax.nn.logsumexp(x.astype(jnp.float32), axis),
+    "variance": lambda x, axis: jnp.var(x.astype(jnp.float32), axis),
+}
+
+
+@fuzz(0.6)
+@given(st.data())
+def test_reductions_over_several_axes(data):
+    shape = tuple(data.draw(st.lists(SIZES, min_size=1, max_size=5)))
+    ranks = range(len(shape))
+    axes = tuple(data.draw(st.permutations(ranks))[: data.draw(st.integers(1, len(shape)))])
+    order = data.draw(st.permutations(ranks))
+    name, dtype = data.draw(st.sampled_from(sorted(REDUCTIONS))), data.draw(DTYPES)
+    x = random_values(np.random.default_rng(0), shape, dtype)
+    if name == "prod" and jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.tanh(x)
+
+    def fun(x):
+        y = jnp.transpose(x, order)
+        return REDUCTIONS[name](y, axes), REDUCTIONS[name](y[::-1], axes)
+
+    assert_equals_jit(fun, x)
+
+
+# Products with their dimensions in any order.
+
+
+@fuzz(0.6)
+@given(st.data())
+def test_products_of_any_dimensions(data):
+    letters = {
+        "batch": "abc"[: data.draw(st.integers(0, 3))],
+        "sum": "klm"[: data.draw(st.integers(0, 2))],
+        "left": "pq"[: data.draw(st.integers(0, 2))],
+        "right": "xy"[: data.draw(st.integers(0, 2))],
+    }
+    sizes = {c: data.draw(SIZES) for part in letters.values() for c in part}
+
+    def order(*parts: str) -> str:
+        return "".join(data.draw(st.permutations([c for p in parts for c in letters[p]])))
+
+    lhs, rhs = order("batch", "sum", "left"), order("batch", "sum", "right")
+    result = order("batch", "left", "right")
+    dtype = jnp.dtype(data.draw(DTYPES))
+    other = dtype
+    if jnp.issubdtype(dtype, jnp.floating) and not X64:
+        other = jnp.dtype(data.draw(st.sampled_from(FLOATS)))
+    wide = jnp.float32 if dtype.itemsize < 4 and other == dtype else None
+    if wide is not None and jnp.issubdtype(dtype, jnp.integer):
+        wide = jnp.int32
+    wide = data.draw(st.sampled_from([None, wide]))
+    rng = np.random.default_rng(0)
+    a = random_values(rng, tuple(sizes[c] for c in lhs), dtype)
+    b = random_values(rng, tuple(sizes[c] for c in rhs), other)
+
+    def fun(a, b):
+        return jnp.einsum(f"{lhs},{rhs}->{result}", a, b, preferred_element_type=wide)
+
+    assert_equals_jit(fun, a, b)
+
+
+# Indices, inside and outside.
+
+MODES = ["clip", "fill", "promise_in_bounds"]
+
+
+@st.composite
+def indexed_arrays(draw):
+    """(shape, for each dimension an index array or None, mode): all arrays of one shape."""
+    shape = tuple(draw(st.lists(SIZES, min_size=1, max_size=4)))
+    mode = draw(st.sampled_from(MODES))
+    count = tuple(draw(st.lists(st.sampled_from([1, 2, 3]), max_size=2)))
+    reach = 0 if mode == "promise_in_bounds" else 4
+    picked = draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
+    columns = []
+    for n, taken in zip(shape, picked, strict=True):
+        values = st.integers(-reach, n - 1 + reach)
+        length = math.prod(count)
+        column = draw(st.lists(values, min_size=length, max_size=length))
+        columns.append(np.array(column, np.int32).reshape(count) if taken else None)
+    if not any(picked):
+        columns[0] = np.zeros(count, np.int32)
+    return shape, columns, mode
+
+
+def _full_index(columns, given_columns) -> tuple:
+    given_columns = iter(given_columns)
+    return tuple(slice(None) if c is None else next(given_columns) for c in columns)
+
+
+@fuzz(0.6)
+@given(indexed_arrays(), DTYPES)
+def test_gathers_in_all_modes(case, dtype):
+    shape, columns, mode = case
+    x = random_values(np.random.default_rng(0), shape, dtype)
+    indices = [jnp.asarray(c) for c in columns if c is not None]
+
+    def fun(x, *indices):
+        at = x.at[_full_index(columns, indices)]
+        first = at.get(mode=mode, wrap_negative_indices=False)
+        return first, at.get(mode=mode, wrap_negative_indices=mode != "clip", fill_value=3)
+
+    assert_equals_jit(fun, x, *indices)
+
+
+@fuzz(0.6)
+@given(indexed_arrays(), DTYPES)
+def test_scatters_in_all_modes(case, dtype):
+    """All updates are equal: which of two updates of one element wins is nobody's promise."""
+    shape, columns, mode = case
+    x = random_values(np.random.default_rng(0), shape, dtype)
+    indices = [jnp.asarray(c) for c in columns if c is not None]
+
+    def fun(x, value, *indices):
+        at = x.at[_full_index(columns, indices)]
+        return at.set(value, mode=mode, wrap_negative_indices=False), x + value
+
+    assert_equals_jit(fun, x, jnp.asarray(7, x.dtype), *indices)
+
+
+@fuzz(0.5)
+@given(st.data())
+def test_dynamic_slices_outside(data):
+    shape = tuple(data.draw(st.lists(SIZES, min_size=1, max_size=4)))
+    sizes = tuple(data.draw(st.integers(1, n)) for n in shape)
+    starts = [data.draw(st.integers(-n - 1, 2 * n)) for n in shape]
+    rng = np.random.default_rng(0)
+    dtype = data.draw(DTYPES)
+    x, update = random_values(rng, shape, dtype), random_values(rng, sizes, dtype)
+    fixed = data.draw(st.integers(0, len(shape) - 1))
+
+    def fun(x, update, *starts):
+        starts = (*starts[:fixed], data_start, *starts[fixed + 1 :])
+        new = lax.dynamic_update_slice(x, update, starts)
+        return lax.dynamic_slice(x, starts, sizes), new, new[::-1] + x
+
+    data_start = np.int32(starts[fixed])
+    assert_equals_jit(fun, x, update, *map(jnp.int32, starts))
+
+
+@pytest.mark.skipif(X64, reason="this is that run")
+def test_all_of_this_in_wide_types():
+    environment = os.environ | {"JAX_ENABLE_X64": "1", "JAXGRAPH_FUZZ": str(EXAMPLES / 1000)}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -67,7 +68,7 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
     out = eqn.outputs[0].aval
     exact = dtypes.is_integer(out.dtype)
-    wide = out.dtype if exact else np.promote_types(inputs[0].dtype, inputs[1].dtype)
+    wide = out.dtype if exact else jnp.promote_types(inputs[0].dtype, inputs[1].dtype)
     lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in inputs)
     # The kernels widen what they read; a weight or a cache is not stored in a wider type first.
     if lhs.size > rhs.size:

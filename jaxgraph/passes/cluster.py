@@ -84,6 +84,7 @@ class Cluster:
         self.sinks = tuple(sinks)
         self.inner = inner
         self.inside = {s.value.id for s in sinks if s.value.id == s.storage.id}
+        self.pieced = {s.storage.id for s in sinks} - self.inside
         self.vals: dict[tuple, Val] = {}
         self.loads: dict[tuple, tuple[int, Tensor, np.dtype, Layout]] = {}
         self.indices: dict[Index, int] = {}
@@ -218,6 +219,8 @@ class Cluster:
 
     def load(self, tensor: Tensor, path: Path, per_row: bool, dtype: np.dtype) -> Val:
         base, lies = self.storages.layout(tensor)
+        if base.id in self.pieced:  # this very kernel writes a part of it
+            raise Misfit(set())
         layout, failed = views.apply_path(path, lies)
         if layout is None:
             assert failed is not None

@@ -195,3 +195,17 @@ def test_newer_primitives(name, dtype):
     eps = float(ml_dtypes.finfo(dtype).eps)
     x = jnp.linspace(0.1, 1.0, 9).astype(dtype)
     check(lambda x: fun(x), x, rtol=4 * eps, atol=4 * eps)
+
+
+def test_products_of_two_narrow_floats_of_different_kinds():
+    a = jnp.linspace(-1, 1, 12).reshape(3, 4)
+    check(lambda a, b: a @ b, a.astype(jnp.bfloat16), a.T.astype(jnp.float16), rtol=1e-6, atol=1e-6)
+
+
+def test_a_weight_is_not_widened_in_memory():
+    """A product of f32 rows with a narrow weight reads the weight as it lies."""
+    w = jnp.ones((64, 96), jnp.bfloat16)
+    explanation = check(lambda x, w: x @ w, jnp.ones((2, 64)), w, rtol=1e-6)
+    assert explanation.splits[0].native.ops == {"MATMUL": 1}
+    explanation = check(lambda x, w: x @ w.astype(jnp.float32).T, jnp.ones((2, 96)), w, rtol=1e-6)
+    assert explanation.splits[0].native.ops == {"MATMUL": 1}

@@ -126,6 +126,18 @@ def test_merging_makes_no_cycle():
     assert kernels(result) == {"expr": 1, "matmul": 1, "row": 1}
 
 
+def test_no_kernel_reads_what_it_writes_in_pieces():
+    """A concatenation and its reader over the same space: another thread writes what one reads."""
+
+    def fun(x):
+        shifted = jnp.pad(x - x.max(-1, keepdims=True), [(1, 0)])[: x.shape[0]]
+        return jnp.abs(shifted)
+
+    result = fused(fun, jnp.ones(2))
+    for cluster in result.clusters:
+        assert not {s.storage.id for s in cluster.sinks} & {t.id for t in cluster.reads}
+
+
 def test_reductions_over_different_rows_are_different_kernels():
     def fun(x):
         return (x / x.sum(0)) / x.sum(-1, keepdims=True)
