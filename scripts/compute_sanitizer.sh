@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# A short decode under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory. XLA
+# allocates every buffer by itself (platform allocator), so that an access beyond one shows.
+#
+#     scripts/compute_sanitizer.sh [PYTHON]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-python3}
+command -v compute-sanitizer >/dev/null || {
+  echo "error: no compute-sanitizer in PATH (it comes with the CUDA toolkit)" >&2
+  exit 2
+}
+export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
+
+# The kernels of XLA itself are not ours to check.
+checks=(--error-exitcode=1 --launch-timeout=0 --kernel-name-exclude kernel_substring=fusion)
+for tool in memcheck racecheck; do
+  echo "== $tool"
+  compute-sanitizer --tool "$tool" "${checks[@]}" "$python" tests/gpu/short_decode.py
+done
