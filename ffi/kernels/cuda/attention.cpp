@@ -39,7 +39,7 @@ void UseRegisters(const Attention& attention, DType computed, ExprProgram* p) {
   }
 }
 
-Status Prepare(const ResolvedNode& resolved, AttentionArgs* args) {
+Status Prepare(const ResolvedNode& resolved, AttentionNode* prepared) {
   const Node& node = *resolved.node;
   Attention attention;
   JAXGRAPH_RETURN_IF_ERROR(DecodeAttention(node, &attention));
@@ -48,46 +48,52 @@ Status Prepare(const ResolvedNode& resolved, AttentionArgs* args) {
        {out.shape[0] * out.shape[1], out.shape[2], out.shape[3], q.shape[3], v.shape[2]}) {
     if (n > INT32_MAX / 2) return Status(Code::kUnsupported, "attention of 2^30 rows or more");
   }
-  args->in_double = attention.in_double(node);
-  args->masked_dtype = attention.masked();
-  args->form = MatchScoreForm(attention);
-  UseRegisters(attention, args->in_double ? DType::kF64 : DType::kF32, &attention.program);
-  args->wide = PrepareInstructions(attention.program, &args->expr) || args->in_double;
+  AttentionArgs& args = prepared->args;
+  ExprParams& program = prepared->program;
+  args.in_double = attention.in_double(node);
+  args.masked_dtype = attention.masked();
+  args.form = MatchScoreForm(attention);
+  UseRegisters(attention, args.in_double ? DType::kF64 : DType::kF32, &attention.program);
+  args.wide = PrepareInstructions(attention.program, &program) || args.in_double;
   const auto& sources = attention.scores.srcs;
   for (size_t i = 0; i < sources.size(); ++i) {
     const size_t raw = attention.params.raw_source;
     if (i == raw) continue;
-    args->expr.srcs[i] = resolved.srcs[3 + i - (i > raw)];
-    ByteStrides(sources[i], args->expr.src_strides[i]);
+    program.srcs[i] = resolved.srcs[3 + i - (i > raw)];
+    ByteStrides(sources[i], program.src_strides[i]);
   }
-  std::copy_n(attention.program.indices, attention.program.num_indices, args->expr.indices);
+  std::copy_n(attention.program.indices, attention.program.num_indices, program.indices);
+  if (args.form.known && args.form.position >= 0) {
+    args.position = program.srcs[args.form.position];
+    std::copy_n(program.src_strides[args.form.position], 3, args.position_strides);
+  }
 
-  args->q = resolved.srcs[0];
-  args->k = resolved.srcs[1];
-  args->v = resolved.srcs[2];
-  args->out = resolved.outs[0];
-  ByteStrides(q, args->q_strides);
-  ByteStrides(k, args->k_strides);
-  ByteStrides(v, args->v_strides);
-  ByteStrides(out, args->out_strides);
+  args.q = resolved.srcs[0];
+  args.k = resolved.srcs[1];
+  args.v = resolved.srcs[2];
+  args.out = resolved.outs[0];
+  ByteStrides(q, args.q_strides);
+  ByteStrides(k, args.k_strides);
+  ByteStrides(v, args.v_strides);
+  ByteStrides(out, args.out_strides);
   const uint8_t bound = attention.params.bound_source;
   if (bound != 0xff) {
     int64_t strides[4];
     ByteStrides(node.srcs[bound], strides);
-    std::copy_n(strides, 3, args->bound_strides);
-    args->bound = resolved.srcs[bound];
-    args->bound_dtype = node.srcs[bound].dtype;
+    std::copy_n(strides, 3, args.bound_strides);
+    args.bound = resolved.srcs[bound];
+    args.bound_dtype = node.srcs[bound].dtype;
   }
-  args->b0 = static_cast<int32_t>(out.shape[0]);
-  args->b1 = static_cast<int32_t>(out.shape[1]);
-  args->g = static_cast<int32_t>(out.shape[2]);
-  args->e = static_cast<int32_t>(out.shape[3]);
-  args->d = static_cast<int32_t>(q.shape[3]);
-  args->s = static_cast<int32_t>(v.shape[2]);
-  args->q_dtype = q.dtype;
-  args->k_dtype = k.dtype;
-  args->v_dtype = v.dtype;
-  args->out_dtype = out.dtype;
+  args.b0 = static_cast<int32_t>(out.shape[0]);
+  args.b1 = static_cast<int32_t>(out.shape[1]);
+  args.g = static_cast<int32_t>(out.shape[2]);
+  args.e = static_cast<int32_t>(out.shape[3]);
+  args.d = static_cast<int32_t>(q.shape[3]);
+  args.s = static_cast<int32_t>(v.shape[2]);
+  args.q_dtype = q.dtype;
+  args.k_dtype = k.dtype;
+  args.v_dtype = v.dtype;
+  args.out_dtype = out.dtype;
   return Status::Ok();
 }
 
@@ -111,14 +117,22 @@ bool FitsStreamKernel(const AttentionArgs& args) {
          RowsOfVectors(args.v, args.v_strides, 3, args.e, item);
 }
 
-Status EmitAttention(const ResolvedNode& node, bool clusters, Launches* launches) {
-  AttentionArgs args = {};
-  JAXGRAPH_RETURN_IF_ERROR(Prepare(node, &args));
+bool FitsTensorKernel(const AttentionArgs& args) {
+  return FitsStreamKernel(args) && args.k_dtype != DType::kF32 && args.q_dtype == args.k_dtype &&
+         args.d % 16 == 0 && args.e % 16 == 0;
+}
+
+Status EmitAttention(const ResolvedNode& resolved, bool clusters, Launches* launches) {
+  AttentionNode node = {};
+  JAXGRAPH_RETURN_IF_ERROR(Prepare(resolved, &node));
+  const AttentionArgs& args = node.args;
   if (args.b0 == 0 || args.b1 == 0 || args.g == 0 || args.e == 0) return Status::Ok();
-  if (args.s > 0 && FitsStreamKernel(args)) {
-    LaunchAttentionStream(args, clusters, launches);
+  if (args.s == 0 || !FitsStreamKernel(args)) {
+    LaunchAttentionStrided(node, launches);
+  } else if (clusters && FitsTensorKernel(args)) {
+    LaunchAttentionTensor(node, launches);
   } else {
-    LaunchAttentionStrided(args, launches);
+    LaunchAttentionStream(node, clusters, launches);
   }
   return Status::Ok();
 }

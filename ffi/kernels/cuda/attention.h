@@ -17,28 +17,47 @@ constexpr uint8_t kRawRegister = 32;
 constexpr uint8_t kMaskedRegister = 33;
 
 // Strides in bytes, 0 in dimensions of size 1.
-struct alignas(16) AttentionArgs {
-  // The score program; its sources have their strides over [b0, b1, g, s].
-  ExprParams expr;
+struct AttentionArgs {
   const char *q, *k, *v;
   char* out;
   const char* bound;                                                 // null: there is none
+  const char* position;                                              // of the known form
   int64_t q_strides[4], k_strides[4], v_strides[4], out_strides[4];  // as the node's tensors
-  int64_t bound_strides[3];
+  int64_t bound_strides[3], position_strides[3];
   ScoreForm form;
   int32_t b0, b1, g, d, s, e;
   DType q_dtype, k_dtype, v_dtype, out_dtype, bound_dtype, masked_dtype;
   uint8_t in_double;
-  uint8_t wide;   // the program needs registers of 64 bits
-  uint64_t tail;  // no hidden padding: see SetParams
+  uint8_t wide;  // the program needs registers of 64 bits
+};
+
+// A node, prepared. The program is needed where its form is not known.
+struct AttentionNode {
+  AttentionArgs args;
+  ExprParams program;  // its sources have their strides over [b0, b1, g, s]
+};
+
+// What a kernel takes: its plan, with the program or, where its form is known, without.
+template <typename Plan>
+struct KnownParams {
+  Plan plan;
+};
+template <typename Plan>
+struct ProgramParams {
+  ExprParams program;
+  Plan plan;
 };
 
 // Keys contiguous along d, values along e, both of one dtype (bf16, f16 or f32), rows at multiples
 // of 16 bytes: streamed, split over the blocks of a cluster where `clusters` says so.
 bool FitsStreamKernel(const AttentionArgs& args);
-void LaunchAttentionStream(const AttentionArgs& args, bool clusters, Launches* launches);
+void LaunchAttentionStream(const AttentionNode& node, bool clusters, Launches* launches);
+
+// The same for Hopper's tensor cores: bf16 or f16 throughout, d and e multiples of 16.
+bool FitsTensorKernel(const AttentionArgs& args);
+void LaunchAttentionTensor(const AttentionNode& node, Launches* launches);
 
 // Everything.
-void LaunchAttentionStrided(const AttentionArgs& args, Launches* launches);
+void LaunchAttentionStrided(const AttentionNode& node, Launches* launches);
 
 }  // namespace jaxgraph

@@ -12,7 +12,6 @@
 #include <algorithm>
 
 #include "ffi/kernels/cuda/attention_device.cuh"
-#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -131,7 +130,6 @@ __device__ __forceinline__ float ReadFrom(int rank, float* address) {
 template <typename T, int kHeads, typename Score>
 __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1) AttentionStreamKernel(
     const __grid_constant__ typename Score::template Params<StreamPlan> params) {
-  BeginLaunch();
   constexpr int kVector = 16 / T::kSize, kChunks = kColumns / kVector;
   extern __shared__ uint4 shared_memory[];
   char* const shared = reinterpret_cast<char*>(shared_memory);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ffi/kernels/cuda/attention_device.cuh"
-#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/strided_space.h"
 
@@ -55,7 +54,6 @@ __device__ __forceinline__ Real MaskedValue(DType dtype, W bits) {
 template <typename W, typename Real>
 __global__ void __launch_bounds__(kThreads)
     AttentionStridedKernel(const __grid_constant__ ProgramParams<StridedPlan> params) {
-  BeginLaunch();
   __shared__ uint4 shared_expr[sizeof(ExprParams) / sizeof(uint4)];
   __shared__ Real weights[kThreads];
   __shared__ Real by_warp[kWarps];
