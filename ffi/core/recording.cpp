@@ -6,6 +6,39 @@
 
 namespace jaxgraph {
 
+namespace {
+
+// A capture that was begun is always ended, whatever happens in between.
+class OpenCapture {
+ public:
+  OpenCapture(GraphDevice* device, Stream stream) : device_(device), stream_(stream) {}
+  ~OpenCapture() {
+    if (!open_) return;
+    GraphHandle graph = nullptr;
+    (void)device_->EndCapture(stream_, &graph);
+    if (graph != nullptr) device_->DestroyGraph(graph);
+  }
+  OpenCapture(const OpenCapture&) = delete;
+  OpenCapture& operator=(const OpenCapture&) = delete;
+
+  Status Begin() {
+    JAXGRAPH_RETURN_IF_ERROR(device_->BeginCapture(stream_));
+    open_ = true;
+    return Status::Ok();
+  }
+  Status End(GraphHandle* graph) {
+    open_ = false;
+    return device_->EndCapture(stream_, graph);
+  }
+
+ private:
+  GraphDevice* device_;
+  Stream stream_;
+  bool open_ = false;
+};
+
+}  // namespace
+
 RecordedChunk& RecordedChunk::operator=(RecordedChunk&& other) noexcept {
   if (this == &other) return *this;
   Destroy();
@@ -15,6 +48,7 @@ RecordedChunk& RecordedChunk::operator=(RecordedChunk&& other) noexcept {
   exec_ = std::exchange(other.exec_, nullptr);
   nodes_ = std::move(other.nodes_);
   launches_ = std::move(other.launches_);
+  settled_ = other.settled_;
   return *this;
 }
 
@@ -37,7 +71,9 @@ Status RecordedChunk::Run(Stream stream) {
 
 Status Recorder::Rebuild(RecordedChunk* chunk, std::vector<Launch> launches) {
   std::vector<Launch>& present = chunk->launches_;
+  if (!chunk->settled_) chunk->Destroy();  // nobody knows what it does
   if (!chunk->captured() || present.size() != launches.size()) {
+    chunk->settled_ = false;
     present = std::move(launches);
     return Recapture(chunk);
   }
@@ -59,6 +95,7 @@ Status Recorder::Change(RecordedChunk* chunk, LaunchChange* begin, LaunchChange*
   };
   if (std::none_of(begin, end, is_needed)) return Status::Ok();
   const bool patch = depth_ == UpdateDepth::kPatch && std::all_of(begin, end, patchable);
+  chunk->settled_ = false;
   for (LaunchChange* change = begin; change != end; ++change) {
     Launch& launch = present[change->launch];
     if (patch) {
@@ -69,12 +106,15 @@ Status Recorder::Change(RecordedChunk* chunk, LaunchChange* begin, LaunchChange*
     }
     launch = std::move(change->fresh);
   }
-  return patch ? Status::Ok() : Recapture(chunk);
+  if (!patch) return Recapture(chunk);
+  chunk->settled_ = true;
+  return Status::Ok();
 }
 
 Status Recorder::Recapture(RecordedChunk* chunk) {
   if (chunk->launches_.empty()) {
     chunk->Destroy();
+    chunk->settled_ = true;
     return Status::Ok();
   }
   GraphHandle graph = nullptr;
@@ -90,6 +130,7 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
     if (updated.code() != Code::kUpdateRefused) {
       // The executable still answers to the nodes of the graph that it came from.
       device_->DestroyGraph(graph);
+      chunk->settled_ = updated.ok();
       return updated;
     }
     log_("the update was refused: " + updated.message());
@@ -101,6 +142,7 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
   JAXGRAPH_RETURN_IF_ERROR(device_->Instantiate(graph, &chunk->exec_));
   stats_->Add(Counter::kInstantiations);
   stats_->AddLiveExecs(1);
+  chunk->settled_ = true;
   return Status::Ok();
 }
 
@@ -113,14 +155,15 @@ Status Recorder::UpdateInPlace(RecordedChunk* chunk, GraphHandle graph) {
 Status Recorder::Capture(const std::vector<Launch>& launches, GraphHandle* graph,
                          std::vector<NodeHandle>* nodes) {
   if (*capture_stream_ == nullptr) JAXGRAPH_RETURN_IF_ERROR(device_->CreateStream(capture_stream_));
-  JAXGRAPH_RETURN_IF_ERROR(device_->BeginCapture(*capture_stream_));
+  OpenCapture capture(device_, *capture_stream_);
+  JAXGRAPH_RETURN_IF_ERROR(capture.Begin());
   Branches branches(device_, side_streams_, *capture_stream_);
   const Status status =
       branches.Run(launches, /*must_fork=*/true, [&](const Launch& launch, Stream stream) {
         return device_->CaptureKernel(launch, stream, &nodes->emplace_back());
       });
-  // A capture that was begun is always ended; the first failure is the one to tell of.
-  const Status ended = device_->EndCapture(*capture_stream_, graph);
+  // The first failure is the one to tell of.
+  const Status ended = capture.End(graph);
   if (status.ok() && ended.ok()) return Status::Ok();
   if (*graph != nullptr) device_->DestroyGraph(std::exchange(*graph, nullptr));
   return status.ok() ? ended : status;

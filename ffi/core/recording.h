@@ -39,7 +39,8 @@ class RecordedChunk {
   GraphHandle graph_ = nullptr;
   ExecHandle exec_ = nullptr;
   std::vector<NodeHandle> nodes_;  // of each launch
-  std::vector<Launch> launches_;   // what the executable does, if `captured`
+  std::vector<Launch> launches_;   // what the executable does, if `captured` and `settled_`
+  bool settled_ = true;            // false while it is being changed, and if that was cut short
 };
 
 struct Recording {

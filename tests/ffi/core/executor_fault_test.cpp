@@ -2,6 +2,8 @@
 // call reports an error; nothing leaks, and no failure is repeated for ever.
 #include <gtest/gtest.h>
 
+#include <new>
+
 #include "tests/ffi/core/step.h"
 
 namespace jaxgraph {
@@ -175,6 +177,33 @@ TEST(ExecutorFaults, FailedEmissionLeavesNoStaleRecording) {
   b.MoveW();
   fail_once();
   b.Check(m.executor.get(), program, 5);
+}
+
+// Host memory that runs out in the middle of a change is an exception, past all statuses. What was
+// half changed must not be taken for what its list of launches says.
+TEST(ExecutorFaults, AnExceptionMidwayLeavesNoStaleRecording) {
+  class Throwing final : public HostDevice {
+   public:
+    Status CaptureKernel(const Launch& launch, Stream stream, NodeHandle* node) override {
+      if (armed) throw std::bad_alloc();
+      return HostDevice::CaptureKernel(launch, stream, node);
+    }
+    bool armed = false;
+  };
+  Throwing device;
+  TestEmitter emitter;
+  Executor executor(&device, &emitter);
+  StepBuffers b;
+  Program program = StepProgram();
+  program.options.update_depth = UpdateDepth::kRecapture;
+  const auto sealed = Seal(program);
+  for (int i = 0; i < 3; ++i) b.Check(&executor, sealed, i);
+  b.MoveBig();
+  device.armed = true;
+  EXPECT_THROW((void)executor.Execute(sealed, b.Operands(), b.Results(), nullptr), std::bad_alloc);
+  device.armed = false;
+  for (int i = 0; i < 3; ++i) b.Check(&executor, sealed, i);
+  EXPECT_EQ(executor.Stats(7).failures, 0u);  // the capture was ended
 }
 
 }  // namespace
