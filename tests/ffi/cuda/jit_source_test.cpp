@@ -98,6 +98,16 @@ TEST_P(JitCompiles, RandomNodesAndThoseOfADecodeStep) {
   for (const std::string& name : names) EXPECT_NE(image.find(name), std::string::npos) << name;
 }
 
+TEST(JitSource, AFailureToCompileSaysWhy) {
+  if (Nvrtc::Get() == nullptr) GTEST_SKIP() << Nvrtc::Description();
+  std::string image;
+  const Status status =
+      Nvrtc::Get()->Compile("__global__ void f(no_such_type p) {}", "sm_90", &image);
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("no_such_type"), std::string::npos) << status.message();
+  EXPECT_FALSE(Nvrtc::Get()->Compile("", "sm_1", &image).ok());
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, JitCompiles,
                          ::testing::Values("sm_90a", "sm_90", "sm_80", "sm_75", "compute_75"),
                          [](const auto& info) { return std::string(info.param); });
