@@ -15,8 +15,8 @@ constexpr double kCopyBytesPerMicro = 4.3e6 / 2;  // a copy reads and writes
 // buffer at nearly every call all the same; larger ones are caches, which stay or alternate.
 constexpr uint64_t kMaxAliasedWanderer = 4096;
 
-// A large result that is written once (logits) is patched at its writer.
-constexpr uint32_t kFewNodes = 2;
+// A large result that so few nodes touch (logits: the product, the choice) is patched at them.
+constexpr uint32_t kFewNodes = 4;
 
 // So many moves must be seen before an executable is changed for the sake of a slot.
 constexpr uint32_t kMovesForLateSlot = 4;
