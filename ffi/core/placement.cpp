@@ -122,9 +122,9 @@ bool Placement::NoteMoved(size_t base, bool recorded) {
   State& state = bases_[base];
   if (!state.may_wander) return false;
   // What it did before a rest says little of what it does now.
-  if (state.facts.moves == 0 || calls_ - state.last_move > kRestCalls) {
+  if (state.facts.moves == 0 || calls_ - state.last_move > kMemoryCalls) {
     state.facts.moves = 0;
-    state.first_call = std::max(state.last_move, calls_ > kRestCalls ? calls_ - kRestCalls : 1);
+    state.first_call = std::max(state.last_move, calls_ > kMemoryCalls ? calls_ - kMemoryCalls : 1);
   }
   ++state.facts.moves;
   state.facts.calls = static_cast<uint32_t>(calls_ - state.first_call);

@@ -7,7 +7,7 @@ through JAX, see `test_on_gpu.py`.
 import os
 import random
 
-from programs import Caller, close, load, random_steps, testing
+from axpy_programs import Caller, close, load, random_steps, testing
 
 STEPS = int(os.environ.get("JAXGRAPH_GAME_STEPS", "10000"))
 

@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from axpy_programs import Caller, close, examples, load, random_steps, testing
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import Caller, close, examples, load, random_steps, testing
 
 # Without these there is no way on: their failures are the caller's. (A join: where branches really
 # run, nothing else orders what comes after them.)

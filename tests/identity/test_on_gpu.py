@@ -142,7 +142,7 @@ LOST = textwrap.dedent(
     import sys
     sys.path.insert(0, sys.argv[1])
     import jax, jax.numpy as jnp, jaxgraph
-    from programs import Step, load, testing
+    from axpy_programs import Step, load, testing
 
     step = jaxgraph.wrap(lambda x: jnp.tanh(x) * 2 + 1)
     x = jnp.ones((64, 64))

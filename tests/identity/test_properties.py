@@ -3,9 +3,19 @@
 import random
 
 import pytest
+from axpy_programs import (
+    NUMBER,
+    WIDTH,
+    Step,
+    axpy_params,
+    encode,
+    examples,
+    random_steps,
+    spec,
+    testing,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import NUMBER, WIDTH, Step, axpy_params, encode, examples, random_steps, spec, testing
 
 BASES = [0x1000 * (i + 1) for i in range(len(NUMBER))]
 

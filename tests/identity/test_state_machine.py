@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from axpy_programs import Caller, Step, close, examples, load, random_steps, testing
 from hypothesis import given
 from hypothesis import strategies as st
-from model import COUNTERS, Model
-from programs import Caller, Step, close, examples, load, random_steps, testing
+from ledger_model import COUNTERS, Model
 
 PROGRAMS = 5
 CALLERS = 3

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import BASES, WIDTH, encode, random_steps, spec
+from axpy_programs import BASES, WIDTH, encode, random_steps, spec
 
 from jaxgraph.runtime import native
 from jaxgraph.runtime.ffi_call import native_call

@@ -203,7 +203,9 @@ TEST(Executor, PositionThatComesToRestLeavesItsSlot) {
     b.MoveX();
     b.Check(m.executor.get(), program, i);
   }
-  for (int i = 0; i < 150; ++i) b.Check(m.executor.get(), program, i);
+  for (int i = 0; i < 900; ++i) b.Check(m.executor.get(), program, i % 50);
+  EXPECT_EQ(m.Stats().captures, 1u);
+  for (int i = 0; i < 1200; ++i) b.Check(m.executor.get(), program, i % 50);
   EXPECT_TRUE(Logged(*m.executor, "placement", "came to rest"));
   EXPECT_EQ(m.Stats().eager, 1u);
   EXPECT_EQ(m.Stats().captures, 2u);  // without the copy

@@ -107,12 +107,12 @@ TEST(Placement, ABaseThatComesToRestLeavesItsSlot) {
   Move(&placement, 1, 10);
   EXPECT_EQ(placement.place(1), Place::kSlot);
   int calls = 0;
-  for (; calls < 1000 && placement.place(1) == Place::kSlot; ++calls) {
+  for (; calls < 5000 && placement.place(1) == Place::kSlot; ++calls) {
     placement.BeginCall();
     if (placement.DueToSettle()) placement.Settle();
   }
-  EXPECT_GE(calls, 64);
-  EXPECT_LE(calls, 128);
+  EXPECT_GE(calls, 1024);
+  EXPECT_LE(calls, 2048);
   EXPECT_EQ(placement.place(1), Place::kPatched);
   EXPECT_FALSE(placement.DueToSettle());
   Move(&placement, 1, 1);
