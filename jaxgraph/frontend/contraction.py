@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,7 @@ from jaxgraph.frontend import elementwise
 from jaxgraph.frontend.flatten import FlatEqn
 from jaxgraph.frontend.shaping import reshape, transpose
 from jaxgraph.graph import dtypes, views
+from jaxgraph.graph import layout as ly
 from jaxgraph.graph.ir import Graph, Tensor
 
 # Integers have no matrix product of their own; sums of rows do for small ones.
@@ -63,42 +67,98 @@ def _terms(eqn: FlatEqn) -> int:
     return eqn.outputs[0].aval.size * math.prod(lhs[d] for d in contracted)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """One operand, with its dimensions sorted into batch, contracted and free ones."""
+
+    x: Tensor
+    batch: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        bound = (*self.batch, *self.contracted)
+        return tuple(d for d in range(len(self.x.shape)) if d not in bound)
+
+    def sizes(self, dims: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.x.shape[d] for d in dims)
+
+
 def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
-    """Appends the product, with views before and behind it."""
+    """Appends the product, with views before and behind it.
+
+    The kernels expect the weight, or whatever side is larger, on the right, and read it best where
+    it lies: the order of contracted dimensions and what counts as batch follow its strides.
+    """
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
-    out = eqn.outputs[0].aval
-    exact = dtypes.is_integer(out.dtype)
-    wide = out.dtype if exact else jnp.promote_types(inputs[0].dtype, inputs[1].dtype)
+    dtype = eqn.outputs[0].aval.dtype
+    exact = dtypes.is_integer(dtype)
+    wide = dtype if exact else jnp.promote_types(inputs[0].dtype, inputs[1].dtype)
     lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in inputs)
-    # The kernels widen what they read; a weight or a cache is not stored in a wider type first.
-    if lhs.size > rhs.size:
-        lhs = _as_it_lies(graph, lhs)
+    swapped = lhs.size > rhs.size
+    if swapped:
+        few, many = _Side(rhs, rb, rc), _Side(_as_it_lies(graph, lhs), lb, lc)
     else:
-        rhs = _as_it_lies(graph, rhs)
+        few, many = _Side(lhs, lb, lc), _Side(_as_it_lies(graph, rhs), rb, rc)
+    order, apart = _where_it_lies(many)
+    rest = tuple(d for d in many.free if d not in apart)
 
-    l_free = [d for d in range(len(lhs.shape)) if d not in (*lc, *lb)]
-    r_free = [d for d in range(len(rhs.shape)) if d not in (*rc, *rb)]
-    batch = tuple(lhs.shape[d] for d in lb)
-    m_shape = tuple(lhs.shape[d] for d in l_free)
-    n_shape = tuple(rhs.shape[d] for d in r_free)
-    m, n = math.prod(m_shape), math.prod(n_shape)
-    k = math.prod(lhs.shape[d] for d in lc)
-
-    lhs = transpose(graph, lhs, (*lb, *l_free, *lc), label)
-    rhs = transpose(graph, rhs, (*rb, *rc, *r_free), label)
-    b0, b1 = _two_dimensions(batch, lhs, rhs)
-    a = reshape(graph, lhs, (b0, b1, m, k), label)
-    b = reshape(graph, rhs, (b0, b1, k, n), label)
+    batch = many.sizes(many.batch)
+    outer = (*batch, *many.sizes(apart))
+    m_shape, n_shape = few.sizes(few.free), many.sizes(rest)
+    few_contracted, many_contracted = (
+        tuple(side.contracted[i] for i in order) for side in (few, many)
+    )
+    k_shape = many.sizes(many_contracted)
+    left = transpose(graph, few.x, (*few.batch, *few.free, *few_contracted), label)
+    if apart:  # the same rows for each of them
+        after = range(len(outer), len(outer) + len(m_shape) + len(k_shape))
+        dims = (*range(len(batch)), *after)
+        full = (*outer, *m_shape, *k_shape)
+        left = graph.add("broadcast", (left,), full, left.dtype, label, dims=dims)
+    right = transpose(graph, many.x, (*many.batch, *apart, *many_contracted, *rest), label)
+    b0, b1 = _two_dimensions(outer, left, right)
+    m, n, k = math.prod(m_shape), math.prod(n_shape), math.prod(k_shape)
+    left = reshape(graph, left, (b0, b1, m, k), label)
+    right = reshape(graph, right, (b0, b1, k, n), label)
     if exact:
-        product = _sum_of_rows(graph, a, b, out.dtype, label)
-    elif n < m:  # the kernels expect the weight, the larger side, on the right: (ab)^T = b^T a^T
-        swap = (0, 1, 3, 2)
-        a, b = transpose(graph, b, swap, label), transpose(graph, a, swap, label)
-        product = graph.add("matmul", (a, b), (b0, b1, n, m), out.dtype, label)
-        product = transpose(graph, product, swap, label)
+        product = _sum_of_rows(graph, left, right, dtype, label)
     else:
-        product = graph.add("matmul", (a, b), (b0, b1, m, n), out.dtype, label)
-    return [reshape(graph, product, (*batch, *m_shape, *n_shape), label)]
+        product = graph.add("matmul", (left, right), (b0, b1, m, n), dtype, label)
+
+    product = reshape(graph, product, (*outer, *m_shape, *n_shape), label)
+    number = {d: len(batch) + i for i, d in enumerate(apart)}
+    number |= {d: len(outer) + len(m_shape) + i for i, d in enumerate(rest)}
+    of_many = [number[d] for d in many.free]
+    of_few = list(range(len(outer), len(outer) + len(m_shape)))
+    free = of_many + of_few if swapped else of_few + of_many
+    return [transpose(graph, product, (*range(len(batch)), *free), label)]
+
+
+def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]]:
+    """(order of the contracted dimensions, free dimensions to treat as batch) that fit its strides.
+
+    A weight [heads, in, head_dim] is one matrix [in, heads * head_dim] only as a copy; as it lies,
+    it is a matrix for each head. What lies next to each other stays within the matrix.
+    """
+    order = list(range(len(side.contracted)))
+    layout = views.strided(side.x)
+    if layout is None:
+        return order, ()
+    order.sort(key=lambda i: -abs(layout.strides[side.contracted[i]]))
+    contracted = tuple(side.contracted[i] for i in order)
+    k = math.prod(side.sizes(contracted))
+    room = 2 - len(side.batch)
+    far = [d for d in side.free if abs(layout.strides[d]) > 1]
+    for count in range(room + 1):
+        for apart in itertools.combinations(far, count):
+            rest = tuple(d for d in side.free if d not in apart)
+            outer = (*side.batch, *apart)
+            moved = ly.transpose(layout, (*outer, *contracted, *rest))
+            shape = (*side.sizes(outer), k, math.prod(side.sizes(rest)))
+            if ly.reshape(moved, shape) is not None:
+                return order, apart
+    return order, ()
 
 
 def _sum_of_rows(graph: Graph, a: Tensor, b: Tensor, dtype, label: str) -> Tensor:
@@ -124,8 +184,13 @@ def _two_dimensions(batch: tuple[int, ...], *operands: Tensor) -> tuple[int, int
     if len(ways) < 2:
         return ways[0] if ways else (1, math.prod(batch))
 
+    layouts = [(x.shape[len(batch) :], views.strided(x)) for x in operands]
+
     def allowed(way: tuple[int, int]) -> int:
-        return sum(views.lies_as(x, (*way, *x.shape[len(batch) :])) for x in operands)
+        return sum(
+            layout is not None and ly.reshape(layout, (*way, *inner)) is not None
+            for inner, layout in layouts
+        )
 
     return max(ways, key=allowed)
 

@@ -42,11 +42,11 @@ def apply_path(path: Sequence[Node], x: Layout) -> tuple[Layout | None, Node | N
     return x, None
 
 
-def lies_as(x: Tensor, shape: Sequence[int]) -> bool:
-    """Can ``x``, a view of something row-major, be seen in this shape through strides alone?"""
+def strided(x: Tensor) -> Layout | None:
+    """How ``x`` lies in what it is a view of, if that is row-major and strides can express it."""
     path = []
     while x.is_view:
         path.append(x.node)
         x = x.node.inputs[0]
     layout, _ = apply_path(path, ly.contiguous(x.shape))
-    return layout is not None and ly.reshape(layout, shape) is not None
+    return layout

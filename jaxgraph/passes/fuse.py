@@ -335,7 +335,10 @@ class _Merger:
         return False
 
     def _redirect(self, reads: dict[int, set[int]], a: int, b: int) -> None:
-        reads[b] = (reads[b] | reads.pop(a)) - {a, b}
+        sources = reads.pop(a)
+        for source in sources:
+            self.readers[source] = (self.readers[source] - {a}) | {b}
+        reads[b] = (reads[b] | sources) - {a, b}
         for reader in self.readers.pop(a, set()):
             if reader in reads:
                 reads[reader] = {b if u == a else u for u in reads[reader]} - {reader}

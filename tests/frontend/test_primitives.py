@@ -209,3 +209,27 @@ def test_a_weight_is_not_widened_in_memory():
     assert explanation.splits[0].native.ops == {"MATMUL": 1}
     explanation = check(lambda x, w: x @ w.astype(jnp.float32).T, jnp.ones((2, 96)), w, rtol=1e-6)
     assert explanation.splits[0].native.ops == {"MATMUL": 1}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "weight"),
+    [
+        ("bd,ndh->bnh", (4, 24, 8)),
+        ("bd,dnh->bnh", (24, 4, 8)),
+        ("bd,cndh->cbnh", (2, 3, 24, 8)),
+        ("bd,cdf->cbf", (2, 24, 16)),
+        ("bd,fd->bf", (32, 24)),
+        ("bnd,ndh->bh", (4, 6, 16)),
+        ("bdn,ndh->bh", (4, 6, 16)),
+        ("bd,hnd->bnh", (8, 4, 24)),
+    ],
+)
+def test_weights_are_multiplied_where_they_lie(spelling, weight):
+    """No order of a weight's dimensions makes a copy of it: products are all that reads it."""
+    rng = np.random.default_rng(0)
+    left, right = spelling.partition("->")[0].split(",")
+    sizes = dict(zip(right, weight, strict=True)) | {"b": 2}
+    x = jnp.asarray(rng.standard_normal([sizes[c] for c in left]), jnp.float32)
+    w = jnp.asarray(rng.standard_normal(weight), jnp.float32)
+    explanation = check(lambda x, w: jnp.einsum(spelling, x, w) + 1, x, w, rtol=1e-4, atol=1e-4)
+    assert explanation.splits[0].native.arena_bytes < w.nbytes

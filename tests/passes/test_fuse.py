@@ -126,6 +126,18 @@ def test_merging_makes_no_cycle():
     assert kernels(result) == {"expr": 1, "matmul": 1, "row": 1}
 
 
+def test_kernels_that_merge_twice():
+    """A kernel that took another's place reads what that one read, when its sources merge, too."""
+
+    def fun(x):
+        a = jnp.stack([x, -x], 0)[1]
+        b = jnp.abs(a)
+        return b, jnp.abs(b)
+
+    for cluster in fused(fun, jnp.ones(1)).clusters:
+        assert not {s.storage.id for s in cluster.sinks} & {t.id for t in cluster.reads}
+
+
 def test_no_kernel_reads_what_it_writes_in_pieces():
     """A concatenation and its reader over the same space: another thread writes what one reads."""
 
