@@ -1,8 +1,8 @@
 """The state machine of one graph key, as plainly as it can be written.
 
 It knows nothing of nodes, chunks or devices: only which program is called with which addresses.
-The bases are those of `axpy_programs.BASES`, in a program whose nodes touch each of them at most twice,
-so that none is ever worth a slot.
+The bases are those of `axpy_programs.BASES`, in a program whose nodes touch each of them at most
+twice, so that none is ever worth a slot.
 """
 
 import dataclasses
