@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxgraph.frontend import contraction, elementwise, indexing, ordering, shaping
 from jaxgraph.frontend.flatten import FlatEqn, Value
-from jaxgraph.graph import dtypes
+from jaxgraph.graph import dtypes, expression
 from jaxgraph.graph.ir import Graph, Tensor
 
 MAX_RANK = 8  # kMaxRank in ffi/core/program.h
@@ -24,6 +24,8 @@ def why_not_native(eqn: FlatEqn) -> str | None:
             return "handles an array without elements"
         if len(value.aval.shape) > MAX_RANK:
             return f"handles an array of more than {MAX_RANK} dimensions"
+        if sum(n != 1 for n in value.aval.shape) > expression.MAX_RANK:
+            return f"handles an array of more than {expression.MAX_RANK} dimensions larger than one"
     if name in elementwise.NAMES:
         return elementwise.why_not(eqn)
     if name in shaping.VIEWS or name in shaping.REDUCTIONS:

@@ -23,6 +23,10 @@ from jaxgraph.graph.layout import Layout, contiguous
 from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
 
 
+# Operations on top of each other in one expression; a program holds 112 instructions.
+_MAX_DEPTH = 80
+
+
 @dataclasses.dataclass(eq=False)
 class FusedGraph:
     """A graph whose virtual values are settled.
@@ -63,6 +67,7 @@ class _Fuser:
                 self.stored.add(node.out.id)
 
     def run(self, merge: bool) -> FusedGraph:
+        self.store_deep_values()
         while True:
             self.need_operands()
             self.settle_shared()
@@ -169,6 +174,16 @@ class _Fuser:
             dense = layout.is_dense and layout.size == base.size and dest.dtype == base.dtype
             self.own_layouts[tensor.id] = layout if dense else contiguous(tensor.shape)
         return self.own_layouts[tensor.id]
+
+    def store_deep_values(self) -> None:
+        """Cuts very long chains of operations beforehand: they would not fit into one program."""
+        depth: dict[int, int] = {}
+        for node in self.nodes:
+            out = node.out
+            above = max((depth[t.id] for t in node.inputs if t.id not in self.stored), default=0)
+            depth[out.id] = above + (node.kind == "elementwise")
+            if out.is_virtual and depth[out.id] >= _MAX_DEPTH:
+                self.stored.add(out.id)
 
     def settle_shared(self) -> None:
         """Stores virtual values that several kernels would compute, unless they are cheap."""

@@ -19,7 +19,9 @@ def chain_stacked_updates(graph: Graph) -> Graph:
     for node in graph.live_nodes():
         if node.kind == "concat" and node.attrs["axis"] == 0:
             found = _stack_of_updates(node)
-            if found is not None:
+            # One chain an array: a second stack of updates starts from the original again.
+            taken = {stack.id for stack, _ in updates.values()}
+            if found is not None and not taken & {stack.id for stack, _ in found.values()}:
                 stacks.add(node.out.id)
                 updates.update(found)
     if not stacks:

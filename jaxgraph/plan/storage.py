@@ -100,16 +100,25 @@ class _Planner:
             if first is not None and not self.alias_with_result(tensor, first):
                 del self.overwrites[tensor.id]
                 reasons[first] = "its new value is not returned in a result of the same type"
-        for unit in updates:
-            readers = [u for u in self.units if u is not unit and unit.dest in u.reads()]
-            if unit not in reasons and any(self.depends(r, unit) for r in readers):
-                del self.overwrites[unit.dest.id]
-                self.drop_alias(unit)
-                reasons[unit] = "its old value is read after the update"
-            if unit in reasons:
-                self.copy_first(unit, reasons[unit])
-            else:
-                self.before[unit] |= set(readers)
+        for unit, reason in reasons.items():
+            self.copy_first(unit, reason)
+        # Whoever reads a version, copies included, comes before the update that overwrites it. An
+        # update for which that is impossible copies, too; its copy is one more reader of a version
+        # that another update may overwrite, so that all of them are looked at again.
+        settled = False
+        while not settled:
+            settled = True
+            for unit in updates:
+                if self.overwrites.get(unit.dest.id) is not unit:
+                    continue
+                readers = [u for u in self.units if u is not unit and unit.dest in u.reads()]
+                if any(self.depends(r, unit) for r in readers):
+                    del self.overwrites[unit.dest.id]
+                    self.drop_alias(unit)
+                    self.copy_first(unit, "its old value is read after the update")
+                    settled = False
+                else:
+                    self.before[unit] |= set(readers)
 
     def why_copy(self, unit: Unit, outputs: set[int]) -> str | None:
         dest = unit.dest
@@ -120,6 +129,8 @@ class _Planner:
             return "only a part of its array is updated"
         if node_dest.dtype != dest.dtype:
             return "its array is seen in another type"
+        if any(r.tensor is dest for r in unit.srcs[1:]):
+            return "it is updated from its own old value"
         if dest.id in outputs:
             return "its old value is returned"
         if dest.id in self.overwrites:
@@ -145,7 +156,7 @@ class _Planner:
         version = unit.dest
         assert version is not None
         while version.node.kind == "set_rows":
-            above = next(u for u in self.writers[version.id])
+            above = next(u for u in self.writers[version.id] if u.op == un.SET_ROWS)
             if self.overwrites.get(above.dest.id) is not above:
                 return
             version = above.dest
@@ -194,16 +205,24 @@ class _Planner:
         buffers: dict[int, Buffer] = {}
         for i, tensor in enumerate(self.graph.inputs):
             buffers[tensor.id] = Buffer("operand", i, tensor.nbytes)
-        for unit in sorted(self.units, key=lambda u: u.position):
+        for unit in self.units:
             for tensor in unit.writes():
-                if tensor.id in buffers:
-                    continue
-                dest = unit.dest
-                if dest is not None and self.overwrites.get(dest.id) is unit:
-                    buffers[tensor.id] = buffers[dest.id]
-                else:
-                    buffers[tensor.id] = Buffer("arena", -1, tensor.nbytes)
+                self.buffer_of(tensor, buffers)
         return buffers
+
+    def buffer_of(self, tensor: Tensor, buffers: dict[int, Buffer]) -> Buffer:
+        """The tensor's buffer: that of the first version where updates in place lead to it."""
+        versions = []
+        while tensor.id not in buffers:
+            versions.append(tensor)
+            update = next((u for u in self.writers[tensor.id] if u.op == un.SET_ROWS), None)
+            if update is None or self.overwrites.get(update.dest.id) is not update:
+                buffers[tensor.id] = Buffer("arena", -1, tensor.nbytes)
+            else:
+                tensor = update.dest
+        for version in versions:
+            buffers[version.id] = buffers[tensor.id]
+        return buffers[tensor.id]
 
     def copy_outputs(self, buffers: dict[int, Buffer]) -> None:
         """Lets outputs be computed where they are wanted; what cannot be is copied there."""
