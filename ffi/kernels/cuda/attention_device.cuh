@@ -127,18 +127,31 @@ struct TileRows {
   uint32_t pitch;
 };
 
-// Starts a warp's copy of a tile, the rows [first, first + kTile); those at `end` and behind are
+// Starts a warp's copy of a tile, the rows [first, first + 32); those at `end` and behind are
 // zeros.
-template <int kTile>
 __device__ __forceinline__ void CopyTile(const TileRows& t, int first, int end, char* tile) {
-  const uint32_t vectors = t.vectors.divisor;
+  const uint32_t vectors = t.vectors.divisor, lane = threadIdx.x % 32;
+  if (32 % vectors == 0) {  // a lane stays in its column
+    const uint32_t step = 32 / vectors, row = t.vectors.Quotient(lane);
+    const uint32_t column = 16 * (lane - row * vectors);
+    int position = first + static_cast<int>(row);
+    const char* from = t.rows + position * t.stride + column;
+    char* to = tile + row * t.pitch + column;
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x % 32; i < kTile * vectors; i += 32) {
-    const uint32_t row = t.vectors.Quotient(i), column = 16 * (i - row * vectors);
-    const int position = first + static_cast<int>(row);
-    const bool inside = position < end;
-    CopyAsync(tile + row * t.pitch + column, t.rows + (inside ? position : 0) * t.stride + column,
-              inside);
+    for (uint32_t i = 0; i < vectors; ++i) {
+      CopyAsync(to, position < end ? from : t.rows, position < end);
+      position += step;
+      from += step * t.stride;
+      to += step * t.pitch;
+    }
+  } else {
+    for (uint32_t i = lane; i < 32 * vectors; i += 32) {
+      const uint32_t row = t.vectors.Quotient(i), column = 16 * (i - row * vectors);
+      const int position = first + static_cast<int>(row);
+      const bool inside = position < end;
+      CopyAsync(tile + row * t.pitch + column, t.rows + (inside ? position : 0) * t.stride + column,
+                inside);
+    }
   }
   CommitCopies();
 }

@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1) AttentionStre
   const int tiles = (end + kTile - 1) / kTile, step = sp.splits * sp.warps;
   int tile = warp * sp.splits + rank;
   if (tile < tiles) {
-    CopyTile<kTile>(k, tile * kTile, end, keys);
-    CopyTile<kTile>(v, tile * kTile, end, values);
+    CopyTile(k, tile * kTile, end, keys);
+    CopyTile(v, tile * kTile, end, values);
   }
 
   for (int i = threadIdx.x; i < kHeads * p.d; i += blockDim.x) {
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1) AttentionStre
     RawScores<T, kHeads>(queries, p.d, keys + lane * sp.key_pitch, scores);
     __syncwarp();
     if (more) {
-      CopyTile<kTile>(k, (tile + step) * kTile, end, keys);
+      CopyTile(k, (tile + step) * kTile, end, keys);
     } else {
       CommitCopies();
     }
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1) AttentionStre
     }
     __syncwarp();
     if (more) {
-      CopyTile<kTile>(v, (tile + step) * kTile, end, values);
+      CopyTile(v, (tile + step) * kTile, end, values);
     }
   }
 

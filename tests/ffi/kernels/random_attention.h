@@ -78,21 +78,18 @@ class ScoreProgram {
       Add(ExprOp::kAdd, work, 0, 0, 1);
     }
     if (spec.causal) {
-      // In 32 bits, as JAX computes by default, where they hold every position.
-      const bool narrow = SizeOf(spec.position) < 8 && spec.position != DType::kU32;
-      const DType whole = narrow ? DType::kS32 : DType::kS64;
       p_.indices[0].strides[3] = 1;
       p_.num_indices = 1;
-      Add(ExprOp::kIndex, whole, 2);
+      Add(ExprOp::kIndex, DType::kS64, 2);
       Load(3, spec.position, position_source());
-      Convert(3, spec.position, whole);
-      Add(ExprOp::kLe, whole, 4, 2, 3);
+      Convert(3, spec.position, DType::kS64);
+      Add(ExprOp::kLe, DType::kS64, 4, 2, 3);
       Const(1, work, spec.masked_value);
       Add(ExprOp::kSelect, work, 0, 4, 1, 0);
       if (spec.window > 0) {
-        Add(ExprOp::kSub, whole, 3, 3, 2);
-        Const(2, whole, static_cast<double>(spec.window));
-        Add(ExprOp::kLt, whole, 4, 3, 2);
+        Add(ExprOp::kSub, DType::kS64, 3, 3, 2);
+        Const(2, DType::kS64, static_cast<double>(spec.window));
+        Add(ExprOp::kLt, DType::kS64, 4, 3, 2);
         Add(ExprOp::kSelect, work, 0, 4, 1, 0);
       }
     }
