@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,6 +29,9 @@ from jaxgraph.stats import Event, Stats
 # Alignment of the arena's slots, and the largest buffer that passes through one.
 _SLOT_ALIGNMENT = 256
 _SLOT_BYTES = 1 << 20
+
+# Traces of one call that may each find new closed-over arrays: one, where nothing is strange.
+_MOST_RETRACES = 8
 
 _ordinals: dict[str, itertools.count] = collections.defaultdict(itertools.count)
 _PjitFunction = type(jax.jit(lambda: None))
@@ -103,7 +107,7 @@ class GraphedFunction:
         # The jitted function, and the arguments in front; one attribute, replaced as a whole.
         self._compiled = (self._jit(self._constants), self._constants.prefix)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function: what `jax.jit(fun)(*args, **kwargs)` returns, or raises."""
         with self._calls_lock:
             self._calls += 1
@@ -129,7 +133,7 @@ class GraphedFunction:
         with self._calls_lock:
             self._calls = 0
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """How a call is run and why, without running it.
 
         Args:
@@ -212,7 +216,7 @@ class GraphedFunction:
             self._trace(tuple(args), {})
         return packed
 
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
+    def warmup(self, /, *args: Any, **kwargs: Any) -> None:
         """Compiles, and runs until graphs are captured. Donated arguments are copied, not consumed.
 
         Args:
@@ -223,7 +227,7 @@ class GraphedFunction:
             copied_args, copied_kwargs = self._with_copies(args, kwargs)
             jax.block_until_ready(self(*copied_args, **copied_kwargs))
 
-    def reserve(self, *args: Any, **kwargs: Any) -> int:
+    def reserve(self, /, *args: Any, **kwargs: Any) -> int:
         """Plans a call without running it, and sizes the arena of its device for it.
 
         Call it once for each signature (prompt and decode) ahead of time: then the arena never
@@ -253,9 +257,13 @@ class GraphedFunction:
             native.reserve(native.ffi_platform(platform), device.local_hardware_id or 0, nbytes)
         return nbytes
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Lowers a call, as `jax.jit(fun).lower` does. Closed-over arrays become constants."""
         return self._unhoisted.lower(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds like a function, so that a method can be wrapped (`self` is argument 0)."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<jaxgraph.wrap of {self.name}>"
@@ -354,13 +362,21 @@ class GraphedFunction:
                 self._compiled = (self._jit(constants), constants.prefix)
 
     def _retrying(self, method: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
-        """Calls a method of the jitted function until no new closed-over array turns up."""
-        while True:
+        """Calls a method of the jitted function until no new closed-over array turns up.
+
+        A function whose arrays differ at every trace would never end: then they stay constants, as
+        `jax.jit` has them.
+        """
+        for _ in range(_MOST_RETRACES):
             jitted, prefix = self._compiled
             try:
                 return method(jitted)(*prefix, *args, **kwargs)
             except ClosedOverArrays as found:
                 self._hoist(found)
+        with self._hoist_lock:
+            self._constants = Constants(hoist=False)
+            self._compiled = (self._unhoisted, ())
+        return method(self._unhoisted)(*args, **kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._retrying(lambda jitted: jitted.trace, args, kwargs)

@@ -401,3 +401,44 @@ def test_concurrent_first_calls_from_many_threads():
             np.testing.assert_array_equal(out, np.arange(2000.0) + i)
     assert step.stats().calls == 32
     assert step.stats().executions == 32
+
+
+def test_numpy_arrays_made_inside_the_function_end_the_tracing():
+    """A mask or a table made in the body is a new array in each trace, but the same constant."""
+
+    def fun(x):
+        mask = np.tril(np.ones((64, 64), np.float32))
+        return x * mask, x @ mask
+
+    x = jnp.arange(64.0 * 64).reshape(64, 64) / 64
+    step = jaxgraph.wrap(fun)
+    for _ in range(4):
+        for got, expected in zip(step(x), jax.jit(fun)(x), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert step.stats().replays == 2
+
+
+def test_arrays_that_differ_at_every_trace_do_not_keep_it_from_ending():
+    counter = iter(range(10**9))
+
+    def fun(x):
+        return x + np.full((64, 64), next(counter), np.float32)
+
+    jaxgraph.wrap(fun)(jnp.ones((64, 64)))
+
+
+def test_a_wrapped_method_binds_its_instance():
+    class Model:
+        scale = 3.0
+
+        @functools.partial(jaxgraph.wrap, static_argnums=0)
+        def step(self, x):
+            return x * self.scale
+
+    np.testing.assert_array_equal(Model().step(jnp.ones(3)), np.full(3, 3.0))
+    assert Model.step.stats().calls == 1
+
+
+def test_a_parameter_may_be_called_self():
+    step = jaxgraph.wrap(lambda self, x: x - self)
+    np.testing.assert_array_equal(step(x=jnp.ones(3), self=jnp.zeros(3)), np.ones(3))

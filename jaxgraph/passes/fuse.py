@@ -22,7 +22,6 @@ from jaxgraph.graph.ir import Graph, Node, Tensor
 from jaxgraph.graph.layout import Layout, contiguous
 from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
 
-
 # Operations on top of each other in one expression; a program holds 112 instructions.
 _MAX_DEPTH = 80
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,8 +85,13 @@ class Constants:
 
 
 def _identity(array: Any) -> Any:
-    """What tells one closed-over array from another, the same at the next trace."""
+    """What tells one closed-over array from another, the same at the next trace.
+
+    A JAX array is immutable, so it is itself. A numpy array is its content: the function may make
+    it anew in each trace (a mask, a table), and may change it between two.
+    """
     if isinstance(array, jax.Array):
         return id(array)
-    view = np.asarray(array)  # JAX wraps numpy constants anew in each trace
-    return view.__array_interface__["data"][0], view.shape, view.strides, view.dtype.str
+    view = np.ascontiguousarray(array)
+    digest = hashlib.blake2b(view.view(np.uint8).reshape(-1), digest_size=16).digest()
+    return digest, view.shape, view.dtype.str

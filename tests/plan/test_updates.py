@@ -10,7 +10,7 @@ import jaxgraph
 
 CACHE = jnp.arange(2 * 8 * 4, dtype=jnp.float32).reshape(2, 8, 4)
 X, Y = -jnp.ones(4), -2 * jnp.ones(4)
-I, J = jnp.int32(1), jnp.int32(5)
+FIRST, SECOND = jnp.int32(1), jnp.int32(5)
 OPTIONS = jaxgraph.Options(strict=True)
 
 
@@ -33,7 +33,7 @@ def test_two_updates_of_one_old_array(donated):
     def fun(c, x, y, i, j):
         return c.at[0, i].set(x), c.at[0, j].set(y)
 
-    equal_jit(fun, CACHE, X, Y, I, J, donate_argnums=donated)
+    equal_jit(fun, CACHE, X, Y, FIRST, SECOND, donate_argnums=donated)
 
 
 @pytest.mark.parametrize("donated", [(), (0,)])
@@ -45,7 +45,7 @@ def test_two_stacks_of_updates_of_one_array(donated):
 
         return stack(x, i), stack(y, j)
 
-    equal_jit(fun, CACHE, X, Y, I, J, donate_argnums=donated)
+    equal_jit(fun, CACHE, X, Y, FIRST, SECOND, donate_argnums=donated)
 
 
 def test_two_scans_that_each_update_the_layers():
@@ -57,7 +57,7 @@ def test_two_scans_that_each_update_the_layers():
 
         return scan(x, i), scan(y, j)
 
-    equal_jit(fun, CACHE, X, Y, I, J, donate_argnums=(0,))
+    equal_jit(fun, CACHE, X, Y, FIRST, SECOND, donate_argnums=(0,))
 
 
 def test_an_update_from_its_own_old_value():
@@ -75,7 +75,7 @@ def test_an_update_of_what_a_later_kernel_also_computes_with():
         b = jnp.where(c2 > c, c, c2)
         return b.at[0, i].set(x), b + c
 
-    equal_jit(fun, CACHE, CACHE[::-1], X, I)
+    equal_jit(fun, CACHE, CACHE[::-1], X, FIRST)
 
 
 def test_three_branches_and_a_reader():
@@ -85,7 +85,7 @@ def test_three_branches_and_a_reader():
         other = c.at[1, i].set(y)
         return b, other, a.sum(), c.sum()
 
-    equal_jit(fun, CACHE, X, Y, I, J, donate_argnums=(0,))
+    equal_jit(fun, CACHE, X, Y, FIRST, SECOND, donate_argnums=(0,))
 
 
 def test_many_dimensions_stay_right():
