@@ -10,7 +10,7 @@ README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
 
 def test_the_usage_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    command = [sys.executable, "-c", example]
+    command = [sys.executable, "-P", "-c", example]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     counters = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE))

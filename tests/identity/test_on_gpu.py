@@ -167,7 +167,7 @@ LOST = textwrap.dedent(
 def test_a_lost_context_is_an_exception_that_says_so():
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", LOST, here], capture_output=True, text=True, timeout=300
+        [sys.executable, "-P", "-c", LOST, here], capture_output=True, text=True, timeout=300
     )
     assert "raised" in done.stdout, done.stdout + done.stderr[-3000:]
     # Ours, or XLA's own where it met the error first.

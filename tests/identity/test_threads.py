@@ -58,7 +58,7 @@ def test_threads_functions_devices():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, CALLS],
+        [sys.executable, "-P", "-c", SCRIPT, CALLS],
         env=environment,
         capture_output=True,
         text=True,

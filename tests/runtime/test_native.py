@@ -58,7 +58,7 @@ def test_the_run_time_compiler_reads_its_switch_as_a_boolean(switch: str, off: b
     code = "from jaxgraph.runtime import native; print(native.compiler_status())"
     env = {**os.environ, "JAXGRAPH_DISABLE_JIT": switch, "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True
     )
     status = run.stdout.strip()
     assert "\n" not in status

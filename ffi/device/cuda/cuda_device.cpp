@@ -54,8 +54,9 @@ class OwnedEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Dynamic shared memory beyond this, and clusters beyond that, are granted to a kernel on demand.
-constexpr uint32_t kPlainSharedBytes = 48 * 1024;
+// Dynamic shared memory beyond this, and clusters beyond that, are granted to a kernel on demand. A
+// block has 48 KiB without a grant, and the kernel's static shared memory is part of them.
+constexpr uint32_t kPlainSharedBytes = 16 * 1024;
 constexpr uint32_t kPortableCluster = 8;
 
 class CudaDevice final : public GraphDevice {
