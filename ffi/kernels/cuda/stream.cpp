@@ -5,18 +5,26 @@
 namespace jaxgraph {
 namespace {
 
-constexpr int64_t kMaxRowBytes = 132 * 1024;  // of shared memory, beside one stage of the rings
+// Of shared memory; what is left beside them holds two stages of the rings, mostly.
+constexpr int64_t kMaxRowBytes = 133 * 1024;
+constexpr int64_t kMostPadding = 144;       // behind a row
+constexpr int64_t kOneStage = 37 * 1024;    // of all warps
+constexpr int64_t kSumBytes = 9 * 128 * 4;  // along n, of a row: 128 columns, by warp and in all
 
 }  // namespace
 
+// See docs/kernels.md. A third stage costs more than it gives, and larger clusters than of four
+// find no place all at once.
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k) {
-  const bool many = params.m * int64_t{params.k} > 16 * 1024;  // one block's rows fill a processor
-  if (along_k) return {many ? 132 : 264, 3, 1};
-  return {many ? 132 : 264, 3, 8};
+  const bool alone = params.m * int64_t{params.k} > 16 * 1024;  // its rows fill a multiprocessor
+  return {alone ? 132 : 264, 2, along_k ? 1 : 4};
 }
 
-bool RowsFit(const StreamParams& params) {
-  return params.m <= kMaxStreamRows && params.m * (2 * int64_t{params.k} + 128) <= kMaxRowBytes;
+bool RowsFit(const StreamParams& params, bool along_k) {
+  const int64_t rows = params.m * (2 * int64_t{params.k} + kMostPadding);
+  const int64_t sums = along_k ? 0 : params.m * kSumBytes;
+  return params.m <= kMaxStreamRows && rows <= kMaxRowBytes &&
+         rows + sums + kOneStage <= kMaxStreamShared;
 }
 
 void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,

@@ -63,8 +63,8 @@ struct StreamTuning {
 };
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
 
-// Whether the rows fit into a block's shared memory.
-bool RowsFit(const StreamParams& params);
+// Whether the rows, and with them all that a block needs, fit into its shared memory.
+bool RowsFit(const StreamParams& params, bool along_k);
 
 // `along_k`: every matrix is contiguous along k ("[out, in]"), else along n ("[in, out]"). bf16 or
 // f16 throughout (but for the products' own dtypes); rows, weights and outputs start at multiples

@@ -256,7 +256,8 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   const auto inner = [&](const ResolvedNode& at, const MatmulParams& p) {
     return params.has_norm ? RowsSource(at, p) : 0;
   };
-  if (!RowsFit(params) || !footprint.Add(nodes[next], inner(nodes[next], product))) {
+  if (!RowsFit(params, leader.along_k) ||
+      !footprint.Add(nodes[next], inner(nodes[next], product))) {
     return Status::Ok();
   }
   AddProduct(leader, &params);

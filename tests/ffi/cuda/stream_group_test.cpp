@@ -212,6 +212,27 @@ TEST_F(StreamGroupTest, WhatDoesNotFit) {
   EXPECT_EQ(name_of(nothing, odd), "matmul");
 }
 
+TEST_F(StreamGroupTest, NoLaunchAsksForMoreSharedMemoryThanThereIs) {
+  constexpr uint32_t kMost = 227 * 1024, kStatic = 10 * 1024;
+  Rng rng(7);
+  for (int64_t m = 1; m <= 16; ++m) {
+    for (int64_t k = 8; k < 20000; k += k < 600 ? 8 : 600) {
+      for (const bool along_k : {true, false}) {
+        GroupShape s;
+        s.m = m;
+        s.k = k;
+        s.columns = {16, 16};
+        s.along_k = along_k;
+        s.norm = s.residual = s.activation = true;
+        GroupCase c = MakeGroup(rng, s);
+        std::vector<Launch> launches;
+        Covered(c, true, &launches);
+        for (const Launch& launch : launches) ASSERT_LE(launch.shared_bytes + kStatic, kMost);
+      }
+    }
+  }
+}
+
 TEST_F(StreamGroupTest, ANormOfManyElementsIsAKernelOfItsOwn) {
   GroupShape s = Mlp();
   s.m = 8;

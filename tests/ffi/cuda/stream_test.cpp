@@ -1,6 +1,7 @@
 // Fused groups against the nodes one by one, and both against sums in f64; eager, captured and
 // replayed runs of each against each other, bit by bit.
 #include "ffi/device/host/serial_for.h"
+#include "ffi/kernels/cuda/strided_space.h"
 #include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/cuda/group_case.h"
@@ -242,7 +243,7 @@ TEST_F(StreamTest, SizesThatDivideByNothing) {
     s.along_k = Chance(rng, 0.5);
     s.dtype = s.out = Chance(rng, 0.5) ? DType::kBF16 : DType::kF16;
     s.m = Pick(rng, std::vector<int64_t>{1, 1, 2, 5, 7, 8, 9, 11, 16});
-    s.k = 8 * UniformInt(rng, 1, Chance(rng, 0.3) ? 700 : 60);
+    s.k = 8 * UniformInt(rng, 1, Chance(rng, 0.3) ? 380 : 60);
     s.norm = Chance(rng, 0.5);
     s.residual = Chance(rng, 0.5);
     s.norm_weight = Chance(rng, 0.7);
@@ -250,10 +251,11 @@ TEST_F(StreamTest, SizesThatDivideByNothing) {
     s.divides = Chance(rng, 0.5);
     s.squares = Chance(rng, 0.5);
     s.turned = Chance(rng, 0.5);
+    // Fewer columns than rows would be multiplied the other way round, each product by itself.
     const int64_t step = s.along_k ? 1 : 8;
     s.columns.clear();
     for (int64_t n = UniformInt(rng, 1, 4); n > 0; --n) {
-      s.columns.push_back(step * UniformInt(rng, 1, 400 / step));
+      s.columns.push_back(step * UniformInt(rng, CeilDiv(s.m, step), 400 / step));
     }
     if (s.columns.size() == 2 && Chance(rng, 0.7)) {
       s.columns[1] = s.columns[0];
@@ -262,6 +264,37 @@ TEST_F(StreamTest, SizesThatDivideByNothing) {
     } else if (Chance(rng, 0.3)) {
       s.out = DType::kF32;
     }
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+// As many rows as fit, and more: then other kernels take the products.
+TEST_F(StreamTest, RowsThatFillSharedMemory) {
+  Rng rng(9);
+  GroupShape s;
+  s.m = 16;
+  s.columns = {40};
+  for (const int64_t k : {3096, 3104, 4096, 4104, 5000}) {
+    for (const bool along_k : {true, false}) {
+      s.k = k;
+      s.along_k = along_k;
+      ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+    }
+  }
+  s.k = 3096;
+  s.columns = {40, 40};
+  s.activation = true;
+  ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+}
+
+// One column times many rows is one row times many columns.
+TEST_F(StreamTest, FewerColumnsThanRows) {
+  Rng rng(8);
+  for (const int64_t n : {1, 3, 8}) {
+    GroupShape s;
+    s.m = 11;
+    s.k = 224;
+    s.columns = {n};
     ASSERT_NO_FATAL_FAILURE(Check(rng, s));
   }
 }
