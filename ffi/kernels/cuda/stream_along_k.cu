@@ -149,9 +149,8 @@ __device__ __forceinline__ void FinishGroup(const StreamParams& p, int group,
 }
 #endif
 
-// Three blocks on a multiprocessor: two of a launch, and one of the next that fetches already.
 template <typename T, bool kTall>
-__global__ void __launch_bounds__(kStreamThreads, 3)
+__global__ void __launch_bounds__(kStreamThreads, 2)
     StreamAlongKKernel(const __grid_constant__ StreamParams p) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kRows = kTall ? 16 : 8;
