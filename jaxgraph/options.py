@@ -100,6 +100,8 @@ class Options:
       memory_budget: bytes that a device's executables may take, by an estimate that is calibrated
         when the first is made; 0 sets no bound (JAXGRAPH_MEMORY_BUDGET, default 1 GiB).
       max_unroll: the longest `scan` that is unrolled (JAXGRAPH_MAX_UNROLL, default 256).
+      guard_bytes: bytes kept free behind every intermediate in the arena, so that a test can fill
+        them and see whether a kernel wrote there (JAXGRAPH_GUARD_BYTES, default 0).
     """
 
     disable: bool = _switch("JAXGRAPH_DISABLE", False)
@@ -119,6 +121,7 @@ class Options:
     max_executables: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_EXECUTABLES", 1024))
     memory_budget: int = _from_environment(lambda: _env_int("JAXGRAPH_MEMORY_BUDGET", 1 << 30))
     max_unroll: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_UNROLL", 256))
+    guard_bytes: int = _from_environment(lambda: _env_int("JAXGRAPH_GUARD_BYTES", 0))
 
     def __post_init__(self) -> None:
         _check_at_least(self, "chunk_size", 0)
@@ -128,6 +131,7 @@ class Options:
         _check_at_least(self, "max_executables", 0)
         _check_at_least(self, "memory_budget", 0, below=2**64)
         _check_at_least(self, "max_unroll", 0)
+        _check_at_least(self, "guard_bytes", 0)
         _check_seconds(self, "idle_seconds")
         _check_seconds(self, "sweep_seconds")
         if self.on_address_change not in _ADDRESS_POLICIES:

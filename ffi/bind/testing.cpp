@@ -216,6 +216,18 @@ nb::list PlanOf(const nb::bytes& bytes) {
   return chunks;
 }
 
+// (address, bytes) of every arena of a device of the process.
+std::vector<std::pair<uintptr_t, uint64_t>> ArenasOf(const std::string& platform, int ordinal) {
+  DeviceRuntime* runtime = nullptr;
+  const Platform p = platform == "cpu" ? Platform::kHost : Platform::kCuda;
+  Raise(Runtime::Get().ForDevice(p, ordinal, &runtime));
+  std::vector<std::pair<uintptr_t, uint64_t>> arenas;
+  for (const ArenaExtent& a : WithoutGil([&] { return runtime->executor->Arenas(); })) {
+    arenas.emplace_back(reinterpret_cast<uintptr_t>(a.base), a.capacity);
+  }
+  return arenas;
+}
+
 std::vector<std::string> DeviceCallNames() {
   std::vector<std::string> names;
   for (size_t i = 0; i < kNumDeviceCalls; ++i) names.push_back(NameOf(static_cast<DeviceCall>(i)));
@@ -252,6 +264,7 @@ void DefineTesting(nb::module_& m) {
   m.def("time_compare", TimeCompare, nb::arg("program"), nb::arg("before"), nb::arg("after"),
         nb::arg("times"));
   m.def("plan", PlanOf, nb::arg("program"));
+  m.def("arenas", ArenasOf, nb::arg("platform"), nb::arg("ordinal"));
   m.def("device_calls", DeviceCallNames);
 }
 

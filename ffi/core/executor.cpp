@@ -771,6 +771,15 @@ void Executor::Clear(uint64_t function_id) {
   impl_->statistics.Clear(function_id);
 }
 
+std::vector<ArenaExtent> Executor::Arenas() const {
+  std::vector<ArenaExtent> arenas;
+  for (Context* context : impl_->contexts.All()) {
+    std::lock_guard lock(context->mutex);
+    arenas.push_back({context->arena.base, context->arena.capacity});
+  }
+  return arenas;
+}
+
 Counters Executor::Stats(uint64_t function_id) const { return impl_->statistics.Sum(function_id); }
 
 std::vector<Event> Executor::Events(uint64_t function_id) const {

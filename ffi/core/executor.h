@@ -48,6 +48,12 @@ struct Event {
   std::string why;   // one sentence; with the node diff where one exists
 };
 
+// Where an arena lies.
+struct ArenaExtent {
+  void* base = nullptr;
+  uint64_t capacity = 0;
+};
+
 class Executor {
  public:
   // The device and emitter must outlive the executor. `clock` gives seconds (injectable).
@@ -64,6 +70,8 @@ class Executor {
   Status Reserve(uint64_t bytes);
   // Destroys executables and variants of one function (0: all) and zeroes its counters.
   void Clear(uint64_t function_id);
+  // The arenas of all contexts, for tests that look at what lies between the intermediates.
+  std::vector<ArenaExtent> Arenas() const;
   Counters Stats(uint64_t function_id) const;  // 0: sum over all functions
   std::vector<Event> Events(uint64_t function_id) const;
   // Per split of a function: chunks, launches after fusion, placements; text lines for explain.

@@ -22,6 +22,7 @@ from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.in_place import chain_stacked_updates
 from jaxgraph.passes.splits import Cut
 from jaxgraph.plan import units as un
+from jaxgraph.plan.regions import Mark
 from jaxgraph.plan.storage import Buffer, StoragePlan, plan_storage
 
 _ARENA, _OPERAND, _RESULT = range(3)  # BaseKind
@@ -48,6 +49,8 @@ class NativeSplit:
       first_node: label of the node that gives the split its graph key.
       key: the graph key.
       copied_updates: (where, bytes, why) of updates that copy their array first.
+      arena_slots: (offset, bytes) of every intermediate in the arena.
+      num_regions: fork-join regions.
     """
 
     program: bytes
@@ -61,6 +64,8 @@ class NativeSplit:
     first_node: str
     key: bytes
     copied_updates: list[tuple[str, int, str]]
+    arena_slots: list[tuple[int, int]]
+    num_regions: int
 
 
 def plan_native(
@@ -71,6 +76,7 @@ def plan_native(
     split: int,
     exec_options: Mapping[str, Any],
     labels: Mapping[int, str],
+    guard_bytes: int = 0,
 ) -> NativeSplit:
     """Plans one native split.
 
@@ -81,6 +87,7 @@ def plan_native(
       split: ordinal of the split within the step.
       exec_options: fields of ``ExecOptions`` in ``ffi/core/program.h``.
       labels: what a person would call each input, by ``id(value)``.
+      guard_bytes: kept free behind every intermediate (``Options.guard_bytes``).
 
     Raises:
       PlanError: the split has no native form after all.
@@ -88,7 +95,7 @@ def plan_native(
     graph = build_graph(cut.inputs, cut.eqns, cut.outputs, dict(labels))
     graph = find_attention(chain_stacked_updates(push_through_concat(graph)))
     fused = fuse(graph, merge=exec_options.get("fusion", True))
-    plan = plan_storage(fused)
+    plan = plan_storage(fused, guard_bytes)
     bases, base_of = _bases(graph, plan, cut, labels)
     nodes = [_node(unit, plan, base_of) for unit in plan.units]
     key = _graph_key(name, plan, graph, labels, cut)
@@ -116,6 +123,8 @@ def plan_native(
         first_node=plan.units[0].label if plan.units else "",
         key=key,
         copied_updates=plan.copied_updates,
+        arena_slots=sorted((b.offset, b.nbytes) for b in plan.arena_buffers),
+        num_regions=len({mark.region for mark in plan.marks.values()}),
     )
 
 
@@ -179,7 +188,8 @@ def _node(unit: un.Unit, plan: StoragePlan, base_of) -> tuple:
         return (dtypes.code_of(r.dtype), base, at, r.layout.shape, r.layout.strides)
 
     outs, srcs = [ref(r) for r in unit.outs], [ref(r) for r in unit.srcs]
-    return (unit.op, 0, 0, 0, unit.params, outs, srcs, unit.label)
+    mark = plan.marks.get(unit, Mark(0, 0))
+    return (unit.op, 0, mark.region, mark.branch, unit.params, outs, srcs, unit.label)
 
 
 def _graph_key(name, plan: StoragePlan, graph: Graph, labels: Mapping[int, str], cut: Cut) -> bytes:

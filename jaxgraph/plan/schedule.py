@@ -112,13 +112,26 @@ def _light_run(order: Sequence[Unit], at: int) -> int:
     return end
 
 
-def pack_arena(order: Sequence[Unit], buffers: Mapping[int, Buffer]) -> tuple[int, int]:
+def pack_arena(
+    order: Sequence[Unit],
+    buffers: Mapping[int, Buffer],
+    region_of: Mapping[Unit, int],
+    guard_bytes: int = 0,
+) -> tuple[int, int]:
     """Gives arena buffers their offsets, by first fit over lifetimes that cover whole runs.
+
+    Args:
+      order: the units in order.
+      buffers: by tensor id.
+      region_of: the fork-join region of the units that stand in one. What runs at once shares
+        nothing: a region is one run.
+      guard_bytes: kept free behind every buffer, for tests that look for writes beyond it; then
+        no two buffers ever share memory.
 
     Returns:
       (arena bytes, bytes of the widest set alive at once).
     """
-    run_of = fusion_runs(order)
+    run_of = _join_regions(order, fusion_runs(order), region_of)
     birth: dict[Buffer, int] = {}
     death: dict[Buffer, int] = {}
     for unit, run in zip(order, run_of, strict=True):
@@ -133,17 +146,34 @@ def pack_arena(order: Sequence[Unit], buffers: Mapping[int, Buffer]) -> tuple[in
     live: list[Buffer] = []  # by offset
     top = widest = 0
     for run in sorted(set(run_of)):
-        live = [b for b in live if death[b] >= run]
+        if guard_bytes == 0:
+            live = [b for b in live if death[b] >= run]
         for buffer in sorted(born.get(run, ()), key=lambda b: -b.nbytes):
-            need, start, place = _aligned(buffer.nbytes), 0, 0
+            need, start, place = _aligned(buffer.nbytes + guard_bytes), 0, 0
             while place < len(live) and live[place].offset - start < need:
-                start = live[place].offset + _aligned(live[place].nbytes)
+                start = live[place].offset + _aligned(live[place].nbytes + guard_bytes)
                 place += 1
             buffer.offset = start
             live.insert(place, buffer)
             top = max(top, start + need)
         widest = max(widest, sum(_aligned(b.nbytes) for b in live))
     return top, widest
+
+
+def _join_regions(
+    order: Sequence[Unit], run_of: Sequence[int], region_of: Mapping[Unit, int]
+) -> list[int]:
+    """The runs, those of one region as one."""
+    joined: list[int] = []
+    for i, unit in enumerate(order):
+        region = region_of.get(unit)
+        goes_on = (
+            i > 0
+            and region == region_of.get(order[i - 1])
+            and (region is not None or run_of[i] == run_of[i - 1])
+        )
+        joined.append(joined[-1] if goes_on else i)
+    return joined
 
 
 def _aligned(n: int) -> int:

@@ -139,6 +139,7 @@ def plan_step(
                 split=number,
                 exec_options=options.exec_options(),
                 labels=labels,
+                guard_bytes=options.guard_bytes,
             )
             for j, value in enumerate(run.outputs):
                 labels[id(value)] = f"result[{j}] of split {number}"

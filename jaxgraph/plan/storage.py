@@ -13,6 +13,7 @@ from jaxgraph.graph.ir import Graph, Tensor
 from jaxgraph.graph.layout import contiguous
 from jaxgraph.passes.fuse import FusedGraph
 from jaxgraph.plan import units as un
+from jaxgraph.plan.regions import Mark, mark_regions
 from jaxgraph.plan.schedule import Buffer, order_units, pack_arena
 from jaxgraph.plan.units import Ref, Unit
 
@@ -28,6 +29,7 @@ class StoragePlan:
       aliases: operand index -> result index of arrays updated in place.
       copied_updates: labels of updates that had to copy their array first, with bytes and reason.
       widest_live: the largest number of arena bytes alive at once, a lower bound of any packing.
+      marks: the units that stand in fork-join regions.
     """
 
     units: list[Unit]
@@ -36,11 +38,22 @@ class StoragePlan:
     aliases: dict[int, int]
     copied_updates: list[tuple[str, int, str]]
     widest_live: int
+    marks: dict[Unit, Mark]
+
+    @property
+    def arena_buffers(self) -> list[Buffer]:
+        """The buffers that lie in the arena, each once."""
+        return list({id(b): b for b in self.buffers.values() if b.kind == "arena"}.values())
 
 
-def plan_storage(fused: FusedGraph) -> StoragePlan:
-    """Storage and order for a fused graph."""
-    return _Planner(fused).run()
+def plan_storage(fused: FusedGraph, guard_bytes: int = 0) -> StoragePlan:
+    """Storage and order for a fused graph.
+
+    Args:
+      fused: the graph.
+      guard_bytes: kept free behind every buffer in the arena.
+    """
+    return _Planner(fused).run(guard_bytes)
 
 
 class _Planner:
@@ -64,14 +77,15 @@ class _Planner:
         self.copied: list[tuple[str, int, str]] = []
         self.aliases: dict[int, int] = {}
 
-    def run(self) -> StoragePlan:
+    def run(self, guard_bytes: int) -> StoragePlan:
         self.find_dependencies()
         self.choose_in_place()
         buffers = self.assign_buffers()
         self.copy_outputs(buffers)
-        order = order_units(self.units, self.before)
-        arena, widest = pack_arena(order, buffers)
-        return StoragePlan(order, buffers, arena, self.aliases, self.copied, widest)
+        order, marks = mark_regions(order_units(self.units, self.before), self.before)
+        region_of = {unit: mark.region for unit, mark in marks.items()}
+        arena, widest = pack_arena(order, buffers, region_of, guard_bytes)
+        return StoragePlan(order, buffers, arena, self.aliases, self.copied, widest, marks)
 
     def find_dependencies(self) -> None:
         writers: dict[int, set[Unit]] = {}
