@@ -9,6 +9,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "examples"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def exact_products():
+    """XLA multiplies f32 in TF32 on a GPU, which no reference for our kernels' f32 can be."""
+    import jax
+
+    if jax.default_backend() == "gpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:

@@ -1,4 +1,4 @@
-"""Bytes between the intermediates in the arena, filled with poison: nobody writes or reads there."""
+"""Bytes between the intermediates in the arena hold poison: nobody writes or reads there."""
 
 import functools
 
@@ -58,7 +58,7 @@ def test_a_decode_step_stays_within_its_intermediates(dtype, batch, slots):
     params = random_params(CONFIG, dtype, jax.random.key(0))
     caches = [empty_cache(CONFIG, batch, 32, dtype) for _ in range(2)]
     token = jnp.ones(batch, jnp.int32)
-    free = None
+    base, free = 0, None
     for position in range(6):
         at = jnp.int32(position)
         wanted, _, caches[1] = jax.block_until_ready(plain(params, caches[1], token, at))

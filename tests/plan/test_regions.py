@@ -31,9 +31,7 @@ def arguments(width=16, hidden=24, number=3):
     def random(*shape):
         return jnp.asarray((rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32))
 
-    return random(1, width), [
-        (random(width, hidden), random(hidden, width)) for _ in range(number)
-    ]
+    return random(1, width), [(random(width, hidden), random(hidden, width)) for _ in range(number)]
 
 
 def nodes_of(fun, *args, **options):
@@ -86,9 +84,7 @@ def test_results_are_the_same_bits_with_concurrency_and_without(always, chunk_si
     x, weights = arguments(number=9)  # more than there are streams
     results = []
     for concurrency in (True, False):
-        step, out, _ = nodes_of(
-            experts, x, weights, concurrency=concurrency, chunk_size=chunk_size
-        )
+        step, out, _ = nodes_of(experts, x, weights, concurrency=concurrency, chunk_size=chunk_size)
         results.append([out, *(step(x, weights) for _ in range(3))])
         assert step.stats().replays == 2
         assert step.stats().failures == 0

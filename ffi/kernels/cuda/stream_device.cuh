@@ -2,6 +2,7 @@
 // Hopper's instructions.
 #pragma once
 
+#include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
 
@@ -27,6 +28,7 @@ __device__ __forceinline__ void WaitForLaunchBefore() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  RandomDelay();
 }
 
 #if __CUDA_ARCH__ >= 900

@@ -3,9 +3,20 @@
 // the compiler may not contract (so that the library's own code is compiled as in the interpreter).
 #pragma once
 
+#include "ffi/kernels/cuda/delay.h"
+
+#define JAXGRAPH_TEXT_OF(...) #__VA_ARGS__
+#define JAXGRAPH_TEXT(...) JAXGRAPH_TEXT_OF(__VA_ARGS__)
+
 namespace jaxgraph {
 
-constexpr char kJitPrelude[] = R"cuda(
+constexpr char kJitPrelude[] =
+#ifdef JAXGRAPH_RANDOM_DELAYS
+    JAXGRAPH_TEXT(JAXGRAPH_RANDOM_DELAY(static __device__ __forceinline__))
+#else
+    "static __device__ __forceinline__ void RandomDelay() {}"
+#endif
+        R"cuda(
 #define DEV static __device__ __forceinline__
 #define CALL static __device__ __noinline__
 typedef signed char i8;
@@ -23,6 +34,7 @@ DEV void begin() {
   asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  RandomDelay();
 }
 
 // ---- types ----
