@@ -12,10 +12,10 @@ command -v compute-sanitizer >/dev/null || {
 }
 export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
 
-# COMPUTE_SANITIZER_FLAGS: more of its options, such as a filter on kernels' names.
-read -ra more <<<"${COMPUTE_SANITIZER_FLAGS:-}"
+# Our kernels alone: XLA's are not ours to check. COMPUTE_SANITIZER_FLAGS: other options.
+read -ra more <<<"${COMPUTE_SANITIZER_FLAGS:---kernel-name kernel_substring=jaxgraph}"
 for tool in memcheck racecheck; do
   echo "== $tool"
   compute-sanitizer --tool "$tool" --error-exitcode 1 "${more[@]}" \
-    "$python" tests/gpu/short_decode.py
+    "$python" -P tests/gpu/short_decode.py
 done

@@ -25,7 +25,7 @@ MAX_BRANCHES = 8
 # A region is never cut into chunks; longer stretches are left in one chain.
 MAX_REGION_UNITS = 256
 
-# What `pays` reckons with, microseconds on an H200 (docs/identity.md): a short kernel from its
+# What `pays` reckons with, microseconds on an H200 (docs/performance.md): a short kernel from its
 # predecessor's end to its own in one chain of dependent launches, the same behind a full edge, a
 # fork and join, a branch of it, and a byte at 4.3 TB/s.
 CHAINED_US = 1.6
@@ -33,7 +33,7 @@ LAUNCHED_US = 2.3
 FORK_JOIN_US = 2.0
 BRANCH_US = 0.4
 US_PER_BYTE = 1 / 4.3e6
-LEAST_GAIN = 0.9  # less is not worth the streams
+LEAST_GAIN = 0.97  # less is not worth the streams
 
 
 @dataclasses.dataclass(frozen=True)
