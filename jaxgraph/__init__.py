@@ -7,21 +7,31 @@ print(step.stats()); print(step.explain())
 """
 
 from jaxgraph.explain import Explanation
-from jaxgraph.options import Options
+from jaxgraph.observe import Event, Execution, NodeChange, Stats, events, reset_stats, stats
+from jaxgraph.observe.events import log_events
+from jaxgraph.options import Options, env_bool
 from jaxgraph.pack import Packed
 from jaxgraph.runtime.native import build_info
-from jaxgraph.stats import Event, Stats
 from jaxgraph.wrap import GraphedFunction, wrap
 
 __version__ = build_info()["version"]
 
 __all__ = [
     "Event",
+    "Execution",
     "Explanation",
     "GraphedFunction",
+    "NodeChange",
     "Options",
     "Packed",
     "Stats",
     "build_info",
+    "events",
+    "log_events",
+    "reset_stats",
+    "stats",
     "wrap",
 ]
+
+if env_bool("JAXGRAPH_DEBUG", default=False):
+    log_events()

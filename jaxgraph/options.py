@@ -13,7 +13,7 @@ _ADDRESS_POLICIES = ("update", "rewarm")
 _UPDATE_DEPTHS = ("patch", "recapture", "instantiate")  # in the order of UpdateDepth
 
 
-def _env_bool(variable: str, default: bool) -> bool:
+def env_bool(variable: str, default: bool) -> bool:
     """Reads a switch: JAXGRAPH_X=0 is off. That a mere presence counts is a trap, not a feature."""
     text = os.environ.get(variable)
     if text is None:
@@ -54,7 +54,7 @@ def _switch(variable: str, default: bool, *, inverted: bool = False) -> Any:
     """A boolean field whose default is read from the environment when the Options are made."""
 
     def read() -> bool:
-        return _env_bool(variable, default != inverted) != inverted
+        return env_bool(variable, default != inverted) != inverted
 
     return _from_environment(read)
 

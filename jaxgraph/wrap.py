@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import hashlib
 import itertools
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +18,13 @@ import jax.numpy as jnp
 
 from jaxgraph import pack as packing
 from jaxgraph.explain import Explanation
+from jaxgraph.observe import Observed
 from jaxgraph.options import Options
 from jaxgraph.plan import plan_step
 from jaxgraph.runtime import native
 from jaxgraph.runtime.arguments import FlatCall, Parameters, unpacked
 from jaxgraph.runtime.constants import ClosedOverArrays, Constants
 from jaxgraph.runtime.primitive import Planned, graphed_call_p
-from jaxgraph.stats import Event, Stats
 
 # Alignment of the arena's slots, and the largest buffer that passes through one.
 _SLOT_ALIGNMENT = 256
@@ -72,7 +72,7 @@ def wrap(
     )
 
 
-class GraphedFunction:
+class GraphedFunction(Observed):
     """A wrapped function: call it as the function it was made from.
 
     It composes like a `jax.jit` function: inside `jit`, `lax.scan`, `shard_map`; under `grad` and
@@ -98,8 +98,7 @@ class GraphedFunction:
         self.options = options
         self._fun = fun
         self._parameters = Parameters.of(fun, static_argnums, donate_argnums)
-        self._calls = 0
-        self._calls_lock = threading.Lock()
+        super().__init__()
         self._last: Planned | None = None  # what the last call that was traced came to
         self._warned = False
         self._hoist_lock = threading.Lock()
@@ -109,29 +108,13 @@ class GraphedFunction:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function: what `jax.jit(fun)(*args, **kwargs)` returns, or raises."""
-        with self._calls_lock:
-            self._calls += 1
+        self._tally.add_call()
         jitted, prefix = self._compiled
         try:
             return jitted(*prefix, *args, **kwargs)
         except ClosedOverArrays as found:
             self._hoist(found)
             return self._retrying(lambda jitted: jitted, args, kwargs)
-
-    def stats(self) -> Stats:
-        """Counters since the function was wrapped or cleared."""
-        return Stats(calls=self._calls, **native.stats(self.function_id))
-
-    def events(self) -> list[Event]:
-        """What happened last in the executors, oldest first."""
-        names = [field.name for field in dataclasses.fields(Event)]
-        return [Event(**{n: event[n] for n in names}) for event in native.events(self.function_id)]
-
-    def clear(self) -> None:
-        """Destroys the captured graphs and zeroes all counters; compiled code stays."""
-        native.clear(self.function_id)
-        with self._calls_lock:
-            self._calls = 0
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """How a call is run and why, without running it.
@@ -313,7 +296,9 @@ class GraphedFunction:
         if _under_another_trace(call.leaves):
             donated = None  # an outer jit decides about its own arguments
         values = [*operands, *call.leaves]
+        begin = time.perf_counter_ns()
         planned = self._last = self._plan(closed, values, labels, donated)
+        self._tally.add_plan(time.perf_counter_ns() - begin)
         out = graphed_call_p.bind(*values, jaxpr=closed, planned=planned)
         return jax.tree.unflatten(jax.tree.structure(out_shape), out)
 

@@ -53,8 +53,20 @@ nb::dict StatsOf(uint64_t function_id) {
   return ToDict(WithoutGil([&] { return Runtime::Get().Stats(function_id); }));
 }
 
-nb::list EventsOf(uint64_t function_id) {
-  return ToList(WithoutGil([&] { return Runtime::Get().Events(function_id); }));
+nb::list EventsOf(uint64_t function_id, uint64_t after) {
+  return ToList(WithoutGil([&] { return Runtime::Get().Events(function_id, after); }));
+}
+
+nb::list ExecutionsOf(uint64_t function_id) {
+  nb::list out;
+  for (const DeviceExecution& e :
+       WithoutGil([&] { return Runtime::Get().Executions(function_id); })) {
+    nb::dict execution = ToDict(e.execution);
+    execution["platform"] = std::string(e.device->name());
+    execution["device"] = e.device->ordinal();
+    out.append(execution);
+  }
+  return out;
 }
 
 Platform PlatformOf(const std::string& name) {
@@ -91,7 +103,14 @@ NB_MODULE(_native, m) {
         "A program's bytes from its spec; raises ValueError where the core would refuse it.");
   m.def("describe_program", Describe, nb::arg("program"), "A program's bytes as plain data.");
   m.def("stats", StatsOf, nb::arg("function_id"), "Counters of a function (0: all).");
-  m.def("events", EventsOf, nb::arg("function_id"), "Events of a function (0: all), oldest first.");
+  m.def("events", EventsOf, nb::arg("function_id"), nb::arg("after") = 0,
+        "Events of a function (0: all) newer than number `after`, oldest first.");
+  m.def("last_event", LastEvent, "Number of the newest event of the process.");
+  m.def("executions", ExecutionsOf, nb::arg("function_id"),
+        "The last executions of a function's splits (0: of all), in order of their beginning.");
+  m.def(
+      "reset_stats", [](uint64_t id) { WithoutGil([&] { Runtime::Get().ResetStats(id); }); },
+      nb::arg("function_id"), "Zeroes counters, forgets events; executables stay. 0: all.");
   m.def(
       "describe",
       [](uint64_t id) { return WithoutGil([&] { return Runtime::Get().Describe(id); }); },

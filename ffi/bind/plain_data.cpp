@@ -21,40 +21,56 @@ void Raise(const Status& status) {
   }
 }
 
-nb::dict ToDict(const Counters& c) {
+nb::dict ToDict(const Counters& counters) {
   nb::dict out;
-  out["executions"] = c.executions;
-  out["eager"] = c.eager;
-  out["captures"] = c.captures;
-  out["replays"] = c.replays;
-  out["patches"] = c.patches;
-  out["exec_updates"] = c.exec_updates;
-  out["instantiations"] = c.instantiations;
-  out["uid_hits"] = c.uid_hits;
-  out["property_compares"] = c.property_compares;
-  out["nodes_compared"] = c.nodes_compared;
-  out["resets"] = c.resets;
-  out["evictions"] = c.evictions;
-  out["failures"] = c.failures;
-  out["chunk_launches"] = c.chunk_launches;
-  out["live_execs"] = c.live_execs;
-  out["arena_bytes"] = c.arena_bytes;
+  counters.ForEach([&](const char* name, uint64_t value) { out[name] = value; });
+  return out;
+}
+
+nb::dict ToDict(const NodeChange& change) {
+  nb::dict out;
+  out["node"] = change.node;
+  out["op"] = change.op;
+  out["label"] = change.label;
+  out["field"] = change.field;
+  out["source"] = change.source;
+  out["tensor"] = change.tensor;
+  out["before"] = change.before;
+  out["after"] = change.after;
   return out;
 }
 
 nb::list ToList(const std::vector<Event>& events) {
   nb::list out;
   for (const Event& e : events) {
+    nb::list changes;
+    for (const NodeChange& change : e.changes) changes.append(ToDict(change));
     nb::dict event;
     event["sequence"] = e.sequence;
     event["time_s"] = e.time_s;
     event["device"] = e.device;
     event["function_id"] = e.function_id;
+    event["function"] = e.function;
     event["split"] = e.split;
+    event["key"] = nb::bytes(e.key.data(), e.key.size());
+    event["variant"] = e.variant;
     event["what"] = e.what;
     event["why"] = e.why;
+    event["changes"] = changes;
+    event["changes_total"] = e.changes_total;
     out.append(event);
   }
+  return out;
+}
+
+nb::dict ToDict(const Execution& execution) {
+  nb::dict out;
+  out["start_s"] = execution.start_s;
+  out["decide_ns"] = execution.decide_ns;
+  out["run_ns"] = execution.run_ns;
+  out["function_id"] = execution.function_id;
+  out["split"] = execution.split;
+  out["outcome"] = NameOf(execution.outcome);
   return out;
 }
 

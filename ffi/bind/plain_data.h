@@ -22,6 +22,7 @@ auto WithoutGil(F&& f) {
 void Raise(const Status& status);
 
 nanobind::dict ToDict(const Counters& counters);
+nanobind::dict ToDict(const Execution& execution);
 nanobind::list ToList(const std::vector<Event>& events);
 
 }  // namespace jaxgraph

@@ -11,11 +11,12 @@ Context::~Context() {
   if (arena.base != nullptr) device_->ArenaRelease(stream, arena.base);
 }
 
-Status Context::Reserve(uint64_t bytes) {
+Status Context::Reserve(uint64_t bytes, FunctionStats* stats) {
   // Never empty, so that it has an address for bases without bytes.
   bytes = std::max<uint64_t>(bytes, kArenaAlignment);
   if (bytes <= arena.capacity) return Status::Ok();
   bool moved = false;
+  const Arena before = arena;
   const Status status = device_->ArenaReserve(stream, bytes, &arena.base, &arena.capacity, &moved);
   if (!status.ok()) {
     return Status(status.code(), "the arena cannot grow from " + std::to_string(arena.capacity) +
@@ -23,6 +24,11 @@ Status Context::Reserve(uint64_t bytes) {
                                      " bytes: " + status.message());
   }
   if (moved) ++arena.generation;
+  if (before.base != nullptr && stats != nullptr) {
+    stats->Add(!moved                              ? Counter::kArenaGrowths
+               : before.capacity == arena.capacity ? Counter::kArenaMovesSameSize
+                                                   : Counter::kArenaMovesResized);
+  }
   return Status::Ok();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ffi/core/branches.h"
+#include "ffi/core/events.h"
 #include "ffi/core/ledger.h"
 #include "ffi/core/status.h"
 #include "ffi/device/graph_device.h"
@@ -31,8 +32,9 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Grows the arena if it has less. On failure it stays as it was.
-  Status Reserve(uint64_t bytes);
+  // Grows the arena if it has less. On failure it stays as it was. `stats`: of the function that
+  // asks, which a move counts for; null: none.
+  Status Reserve(uint64_t bytes, FunctionStats* stats);
 
   const Stream stream;  // that calls are enqueued on; null in a pool
   std::mutex mutex;     // held while one call is enqueued; guards all below
@@ -42,6 +44,9 @@ class Context {
   SideStreams side_streams;         // for branches, in captures and beside `stream`
   std::vector<char*> addresses;     // of the present call, by base
   std::vector<uint32_t> wandered;   // bases that moved since the variant's last call, uid or no uid
+  ExecutionLog executions;
+  Outcome outcome = Outcome::kEager;  // of the present call
+  double decided_s = 0;               // when it was known what the present call may do
 
  private:
   GraphDevice* device_;

@@ -103,6 +103,7 @@ std::string FindNotCapturable(const Program& program, const Emitter& emitter) {
 // How the present call stands to the variant's last one.
 struct Identity {
   Variant* variant = nullptr;
+  bool uid_hit = false;
   bool addresses_changed = false;  // of nodes, in bases that are used in place
   // The recording differs from what this call asks for in the nodes that touch `moved` and in the
   // slot copies alone.
@@ -110,8 +111,34 @@ struct Identity {
   std::vector<uint32_t> moved;  // bases that the nodes find elsewhere now
   bool copies_in = false;       // a slot must be filled from another buffer
   bool copies_out = false;
-  std::string why;  // of a change, or of a new variant
+  std::string why;                  // of a change, or of a new variant
+  std::vector<NodeChange> changes;  // the first nodes that differ
+  uint64_t changes_total = 0;
+  bool arena_moved = false;
+
+  void Describe(const Diff& diff, const Snapshot& before, const Snapshot& after) {
+    constexpr size_t kMost = 8;
+    changes = DescribeChanges(diff, before, after, kMost);
+    changes_total = diff.fields.size();
+  }
 };
+
+uint64_t Nanoseconds(double seconds) {
+  return seconds > 0 ? static_cast<uint64_t>(seconds * 1e9) : 0;
+}
+
+Counter PhaseOf(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kEager:
+      return Counter::kEagerNs;
+    case Outcome::kCapture:
+    case Outcome::kUpdate:
+      return Counter::kRecordNs;
+    case Outcome::kReplay:
+      break;
+  }
+  return Counter::kReplayNs;
+}
 
 }  // namespace
 
@@ -120,7 +147,7 @@ struct Executor::Impl {
       : device(device),
         emitter(emitter),
         clock(clock ? clock : SteadyClock),
-        statistics(device->ordinal(), clock ? std::move(clock) : WallClock),
+        events(device->ordinal(), clock ? std::move(clock) : WallClock),
         contexts(device) {}
 
   Status RunCall(Context& context, const Call& call);
@@ -137,11 +164,12 @@ struct Executor::Impl {
   void NoteMoved(Variant* variant, size_t base);
 
   bool Warm(const Identity& identity);
-  Status RunEager(Context& context, const Call& call, Variant* variant, const std::string& why);
+  Status RunEager(Context& context, const Call& call, Variant* variant, Counter reason,
+                  const std::string& why, const Identity* identity = nullptr);
   Status Record(Context& context, Entry& entry, const Call& call, const Identity& identity);
   Status Replay(Context& context, Entry& entry, const Call& call, const Identity& identity);
-  Status GoOnEagerly(const LaunchPlan& plan, size_t chunk, Entry& entry, const Call& call,
-                     Variant* variant, const Status& failure);
+  Status GoOnEagerly(Context& context, const LaunchPlan& plan, size_t chunk, Entry& entry,
+                     const Call& call, Variant* variant, const Status& failure);
   Status LaunchAll(const std::vector<Launch>& launches, Stream stream);
   Status LaunchBranches(Context& context, const std::vector<Launch>& launches, const Call& call);
 
@@ -151,16 +179,42 @@ struct Executor::Impl {
   }
   void Sweep(Context& context, const ExecOptions& options, double now);
   void Trim(Context& context, const Variant* present);
-  void Drop(Context& context, const Variant* variant, const std::string& why);
+  void Drop(Context& context, const Variant* variant, Counter cause, const std::string& why);
+
+  // What an execution came to, for the counters and the log.
+  void Note(Context& context, FunctionStats* stats, Outcome outcome, Counter counter) {
+    context.outcome = outcome;
+    stats->Add(counter);
+  }
+  void NoteTime(Context& context, const Variant& variant, double start, double end);
+  void Log(const Program& program, std::string what, std::string why) {
+    Event event;
+    event.what = std::move(what);
+    event.why = std::move(why);
+    events.Push(std::move(event), program);
+  }
+  void Log(const Variant& variant, std::string what, std::string why,
+           const Identity* identity = nullptr) {
+    Event event;
+    event.variant = variant.number;
+    event.what = std::move(what);
+    event.why = std::move(why);
+    if (identity != nullptr) {
+      event.changes = identity->changes;
+      event.changes_total = identity->changes_total;
+    }
+    events.Push(std::move(event), variant.program());
+  }
 
   Status Plan(const Context& context, const Variant& variant, LaunchPlan* plan) const {
+    const PhaseTimer timer(variant.stats, Counter::kPlanNs);
     return Planner(*emitter, variant.program(), variant.placement)
         .Make({context.addresses, variant.snapshot.bases}, plan);
   }
   Recorder MakeRecorder(Context& context, const Variant& variant) {
     return Recorder(device, variant.stats, &context.capture_stream, &context.side_streams,
                     variant.program().options.update_depth, [this, &variant](std::string why) {
-                      statistics.Log(variant.program(), "instantiate", std::move(why));
+                      Log(variant, "instantiate", std::move(why));
                     });
   }
 
@@ -168,9 +222,11 @@ struct Executor::Impl {
   const Emitter* const emitter;
   const std::function<double()> clock;
   Statistics statistics;
+  EventRing events;
   ContextPool contexts;
   std::atomic<uint64_t> reserved{0};
   std::atomic<uint64_t> next_call{1};
+  std::atomic<uint64_t> next_variant{1};
   std::atomic<double> next_sweep_s{0};
   std::atomic<double> bytes_per_node{kDefaultBytesPerNode};
   std::once_flag calibrated;
@@ -191,20 +247,35 @@ Status Executor::Impl::RunCall(Context& context, const Call& call) {
   if (asked.code() == Code::kContextPoisoned) return asked;
   if (!asked.ok()) {
     // Kernels launched one by one are right whether the stream is capturing or not.
-    statistics.Of(program.function_id)->Add(Counter::kFailures);
+    statistics.Of(program.function_id)->AddFailure(Counter::kFailuresQuery, asked);
     return RunOutside(context, call, "the state of the stream is unknown");
   }
   if (nested) return RunOutside(context, call, "the stream is being captured by somebody else");
 
+  const double start = clock();
+  context.decided_s = start;
   Variant* variant = nullptr;
   const Status status = RunGates(context, call, &variant);
   if (variant != nullptr) {
     const double now = clock();
+    if (status.ok()) NoteTime(context, *variant, start, now);
     variant->last_used_s = now;
     variant->last_call = next_call++;
     Sweep(context, program.options, now);
   }
   return status;
+}
+
+void Executor::Impl::NoteTime(Context& context, const Variant& variant, double start, double end) {
+  const uint64_t decide = Nanoseconds(context.decided_s - start);
+  const uint64_t run = Nanoseconds(end - context.decided_s);
+  variant.stats->Add(Counter::kDecideNs, decide);
+  variant.stats->Add(PhaseOf(context.outcome), run);
+  const Program& program = variant.program();
+  constexpr uint64_t kMost = UINT32_MAX;
+  context.executions.Push({start, static_cast<uint32_t>(std::min(decide, kMost)),
+                           static_cast<uint32_t>(std::min(run, kMost)), program.function_id,
+                           program.split, context.outcome});
 }
 
 Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** found) {
@@ -218,24 +289,30 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
   JAXGRAPH_RETURN_IF_ERROR(Identify(context, entry, call, &identity));
   Variant* variant = *found = identity.variant;
   variant->stats->RaiseArena(context.arena.capacity);
+  // Where the uid is the same, deciding takes less than asking for the time does.
+  if (!identity.uid_hit) context.decided_s = clock();
 
   // Gate 3: may it be captured at all, and is it still worth trying?
   if (!variant->not_capturable.empty()) {
-    return RunEager(context, call, variant, variant->not_capturable);
+    return RunEager(context, call, variant, Counter::kEagerNotCapturable, variant->not_capturable);
   }
   if (!entry.failures.empty()) {
     const Failures* failures = entry.FindFailures(program);
     if (failures != nullptr && failures->count >= program.options.max_failures) {
-      return RunEager(context, call, variant, "too many failures: " + failures->last);
+      return RunEager(context, call, variant, Counter::kEagerFailures,
+                      "too many failures: " + failures->last);
     }
   }
   const uint64_t budget = program.options.memory_budget;
   if (budget > 0 && MemoryOf(program.nodes.size()) > budget) {
-    return RunEager(context, call, variant, "its executables alone exceed the memory budget");
+    return RunEager(context, call, variant, Counter::kEagerMemory,
+                    "its executables alone exceed the memory budget");
   }
 
   // Gate 4: is it warm?
-  if (!Warm(identity)) return RunEager(context, call, variant, identity.why);
+  if (!Warm(identity)) {
+    return RunEager(context, call, variant, Counter::kEagerWarmup, identity.why, &identity);
+  }
 
   // Gate 5: captured, and with what has changed known? Else capture, or compare every launch.
   if (variant->stage != Stage::kCaptured || !(variant->recording.current || identity.partial)) {
@@ -251,7 +328,9 @@ Status Executor::Impl::RunOutside(Context& context, const Call& call, const char
   const Program& program = *call.program;
   const Placement placement(program, /*slots=*/false);
   JAXGRAPH_RETURN_IF_ERROR(CheckAddresses(program, placement, context.addresses));
-  JAXGRAPH_RETURN_IF_ERROR(context.Reserve(std::max(placement.arena_bytes(), reserved.load())));
+  FunctionStats* stats = statistics.Of(program.function_id);
+  JAXGRAPH_RETURN_IF_ERROR(
+      context.Reserve(std::max(placement.arena_bytes(), reserved.load()), stats));
   std::vector<char*> resolved;
   placement.Resolve(context.addresses, context.arena.data(), &resolved);
   LaunchPlan plan;
@@ -260,11 +339,9 @@ Status Executor::Impl::RunOutside(Context& context, const Call& call, const char
   for (const PlannedChunk& chunk : plan.chunks) {
     JAXGRAPH_RETURN_IF_ERROR(LaunchAll(chunk.launches, call.stream));
   }
-  FunctionStats* stats = statistics.Of(program.function_id);
   stats->RaiseArena(context.arena.capacity);
-  stats->Add(Counter::kExecutions);
-  stats->Add(Counter::kEager);
-  if (why != nullptr) statistics.Log(program, "eager", why);
+  Note(context, stats, Outcome::kEager, Counter::kEagerOutside);
+  if (why != nullptr) Log(program, "eager", why);
   return Status::Ok();
 }
 
@@ -275,6 +352,7 @@ Status Executor::Impl::Identify(Context& context, Entry& entry, const Call& call
     Variant* variant = at.get();
     if (!HitsUid(context, *variant, program)) continue;
     identity->variant = variant;
+    identity->uid_hit = true;
     variant->stats->Add(Counter::kUidHits);
     variant->placement.BeginCall();
     if (variant != entry.variants.front().get()) entry.Touch(variant);
@@ -313,7 +391,7 @@ bool Executor::Impl::HitsUid(Context& context, const Variant& variant,
 void Executor::Impl::NoteMoved(Variant* variant, size_t base) {
   if (!variant->placement.NoteMoved(base, !variant->recording.chunks.empty())) return;
   const Program& program = variant->program();
-  statistics.Log(program, "placement", variant->placement.Explain(program.bases[base], base));
+  Log(*variant, "placement", variant->placement.Explain(program.bases[base], base));
 }
 
 // Follows the bases that wandered: the nodes that touch them and the slots' copies are others now.
@@ -342,7 +420,7 @@ void Executor::Impl::Settle(Context& context, Variant* variant, Identity* identi
   variant->recording.current = false;
   identity->partial = false;
   identity->why = "bases that came to rest are used in place again";
-  statistics.Log(variant->program(), "placement", identity->why);
+  Log(*variant, "placement", identity->why);
 }
 
 // Which variant of this program should take the new addresses over? None, if they form an address
@@ -374,7 +452,7 @@ Variant* Executor::Impl::FindSameProgram(Context& context, Entry& entry,
 // Gives the variant the call's addresses.
 Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Identity* identity) {
   JAXGRAPH_RETURN_IF_ERROR(
-      context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load())));
+      context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load()), variant->stats));
   variant->placement.BeginCall();
   for (size_t b = 1; b < context.addresses.size(); ++b) {
     if (variant->addresses[b] != context.addresses[b]) NoteMoved(variant, b);
@@ -385,7 +463,12 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
   variant->stats->Add(Counter::kPropertyCompares);
   variant->stats->Add(Counter::kNodesCompared, diff.nodes_compared);
   identity->addresses_changed = diff.change != Change::kNone;
-  if (identity->addresses_changed) identity->why = Summarize(diff, variant->snapshot, now);
+  identity->arena_moved = variant->arena_generation != context.arena.generation;
+  if (identity->addresses_changed) {
+    identity->why = (identity->arena_moved ? "the arena moved; " : "") +
+                    Summarize(diff, variant->snapshot, now);
+    identity->Describe(diff, variant->snapshot, now);
+  }
   for (uint32_t b = 0; b < now.bases.size(); ++b) {
     if (variant->snapshot.bases[b] != now.bases[b]) identity->moved.push_back(b);
   }
@@ -404,7 +487,8 @@ Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& ca
   auto variant = std::make_unique<Variant>(call.program, stats);
   JAXGRAPH_RETURN_IF_ERROR(CheckAddresses(program, variant->placement, context.addresses));
   JAXGRAPH_RETURN_IF_ERROR(
-      context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load())));
+      context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load()), stats));
+  variant->number = next_variant++;
 
   // What is known of the program's bases holds for all its variants.
   for (const std::unique_ptr<Variant>& other : entry.variants) {
@@ -420,19 +504,20 @@ Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& ca
   variant->not_capturable = FindNotCapturable(program, *emitter);
 
   identity->why = "the first call";
+  stats->Add(entry.variants.empty() ? Counter::kWarmupsFirst : Counter::kWarmupsVariant);
   if (!entry.variants.empty()) {
     const Variant& last = *entry.variants.front();
     const Diff diff = Compare(last.snapshot, variant->snapshot);
     stats->Add(Counter::kPropertyCompares);
     stats->Add(Counter::kNodesCompared, diff.nodes_compared);
     identity->why = "a new variant: " + Summarize(diff, last.snapshot, variant->snapshot);
+    identity->Describe(diff, last.snapshot, variant->snapshot);
   }
   const size_t limit = std::max<size_t>(program.options.max_variants, 1);
   while (entry.variants.size() >= limit) {
     const Variant& oldest = *entry.variants.back();
-    oldest.stats->Add(Counter::kEvictions);
-    statistics.Log(oldest.program(), "evict",
-                   "more than " + std::to_string(limit) + " variants under one key");
+    oldest.stats->Add(Counter::kEvictionsVariants);
+    Log(oldest, "evict", "more than " + std::to_string(limit) + " variants under one key");
     entry.variants.pop_back();
   }
   identity->variant = variant.get();
@@ -449,8 +534,8 @@ bool Executor::Impl::Warm(const Identity& identity) {
       variant->stage != Stage::kCold) {
     variant->stage = Stage::kCold;
     variant->calls = 0;
-    variant->stats->Add(Counter::kResets);
-    statistics.Log(variant->program(), "reset", identity.why);
+    variant->stats->Add(identity.arena_moved ? Counter::kResetsArena : Counter::kResetsAddress);
+    Log(*variant, "reset", identity.why, &identity);
   }
   if (variant->stage == Stage::kCaptured) return true;
   variant->stage = Stage::kWarming;
@@ -459,7 +544,7 @@ bool Executor::Impl::Warm(const Identity& identity) {
 }
 
 Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* variant,
-                                const std::string& why) {
+                                Counter reason, const std::string& why, const Identity* identity) {
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
   JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.before, call.stream));
@@ -467,9 +552,8 @@ Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* var
     JAXGRAPH_RETURN_IF_ERROR(LaunchBranches(context, chunk.launches, call));
   }
   JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
-  variant->stats->Add(Counter::kExecutions);
-  variant->stats->Add(Counter::kEager);
-  if (!std::exchange(variant->in_run, true)) statistics.Log(*call.program, "eager", why);
+  Note(context, variant->stats, Outcome::kEager, reason);
+  if (!std::exchange(variant->in_run, true)) Log(*variant, "eager", why, identity);
   return Status::Ok();
 }
 
@@ -493,7 +577,7 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
     RecordedChunk& chunk = recording.chunks[c];
     Status status = recorder.Rebuild(&chunk, plan.chunks[c].launches);
     if (status.ok()) status = chunk.Run(call.stream);
-    if (!status.ok()) return GoOnEagerly(plan, c, entry, call, variant, status);
+    if (!status.ok()) return GoOnEagerly(context, plan, c, entry, call, variant, status);
   }
   recording.copies_in = plan.copies_in;
   recording.copies_out = plan.copies_out;
@@ -503,15 +587,15 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
   recording.current = true;
   variant->stage = Stage::kCaptured;
   variant->in_run = false;
-  variant->stats->Add(Counter::kExecutions);
-  variant->stats->Add(first || recorder.captured() ? Counter::kCaptures : Counter::kReplays);
+  Note(context, variant->stats, first ? Outcome::kCapture : Outcome::kUpdate,
+       first || recorder.captured() ? Counter::kCaptures : Counter::kReplays);
   if (first) {
-    statistics.Log(*call.program, "capture",
-                   std::to_string(plan.chunks.size()) + " chunks after " +
-                       std::to_string(variant->calls) + " identical calls");
+    Log(*variant, "capture",
+        std::to_string(plan.chunks.size()) + " chunks after " + std::to_string(variant->calls) +
+            " identical calls");
   } else {
-    statistics.Log(*call.program, "update",
-                   (recorder.captured() ? "re-captured; " : "patched; ") + identity.why);
+    Log(*variant, "update", (recorder.captured() ? "re-captured; " : "patched; ") + identity.why,
+        &identity);
   }
   if (recorder.captured()) Trim(context, variant);
   return Status::Ok();
@@ -571,43 +655,45 @@ Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
     if (!status.ok()) {
       LaunchPlan plan;  // the same launches and chunks as were recorded: emission is pure
       JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
-      return GoOnEagerly(plan, c, entry, call, variant, status);
+      return GoOnEagerly(context, plan, c, entry, call, variant, status);
     }
   }
   JAXGRAPH_RETURN_IF_ERROR(LaunchAll(after, call.stream));
   recording.current = true;
-  variant->stats->Add(Counter::kExecutions);
-  variant->stats->Add(recorder.captured() ? Counter::kCaptures : Counter::kReplays);
-  if (recorder.captured() || identity.addresses_changed) {
+  const bool updated = recorder.captured() || identity.addresses_changed;
+  Note(context, variant->stats, updated ? Outcome::kUpdate : Outcome::kReplay,
+       recorder.captured() ? Counter::kCaptures : Counter::kReplays);
+  if (updated) {
     variant->in_run = false;
-    statistics.Log(program, "update",
-                   (recorder.captured() ? "re-captured; " : "patched; ") +
-                       (identity.why.empty() ? "bases wandered" : identity.why));
+    Log(*variant, "update",
+        (recorder.captured() ? "re-captured; " : "patched; ") +
+            (identity.why.empty() ? "bases wandered" : identity.why),
+        &identity);
   } else if (!std::exchange(variant->in_run, true)) {
-    statistics.Log(program, "replay", std::to_string(chunks.size()) + " chunks");
+    Log(*variant, "replay", std::to_string(chunks.size()) + " chunks");
   }
   return Status::Ok();
 }
 
 // Chunks before `chunk` have run, and may have changed donated buffers; the rest runs kernel by
 // kernel. The recording may be half changed and goes; the next call tries again, up to the limit.
-Status Executor::Impl::GoOnEagerly(const LaunchPlan& plan, size_t chunk, Entry& entry,
-                                   const Call& call, Variant* variant, const Status& failure) {
+Status Executor::Impl::GoOnEagerly(Context& context, const LaunchPlan& plan, size_t chunk,
+                                   Entry& entry, const Call& call, Variant* variant,
+                                   const Status& failure) {
   variant->recording.Clear();
   variant->stage = Stage::kWarming;
   if (failure.code() == Code::kContextPoisoned) return failure;
   entry.NoteFailure(variant->program(), failure.message());
   variant->in_run = false;
-  variant->stats->Add(Counter::kFailures);
-  statistics.Log(*call.program, "failure",
-                 failure.message() + "; eager from node " +
-                     std::to_string(plan.chunks[chunk].first_node) + " on");
+  variant->stats->Add(Counter::kResetsFailure);
+  Log(*variant, "failure",
+      failure.message() + "; eager from node " + std::to_string(plan.chunks[chunk].first_node) +
+          " on");
   for (size_t c = chunk; c < plan.chunks.size(); ++c) {
     JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.chunks[c].launches, call.stream));
   }
   JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
-  variant->stats->Add(Counter::kExecutions);
-  variant->stats->Add(Counter::kEager);
+  Note(context, variant->stats, Outcome::kEager, Counter::kEagerRecovered);
   return Status::Ok();
 }
 
@@ -627,9 +713,9 @@ Status Executor::Impl::LaunchBranches(Context& context, const std::vector<Launch
       launches, /*must_fork=*/false,
       [&](const Launch& launch, Stream stream) { return device->LaunchKernel(launch, stream); }));
   if (branches.fork_failures() > 0) {
-    statistics.Of(call.program->function_id)->Add(Counter::kFailures, branches.fork_failures());
-    statistics.Log(*call.program, "failure",
-                   branches.last_fork_failure().message() + "; branches ran one after the other");
+    statistics.Of(call.program->function_id)->Add(Counter::kFailuresFork, branches.fork_failures());
+    Log(*call.program, "failure",
+        branches.last_fork_failure().message() + "; branches ran one after the other");
   }
   return Status::Ok();
 }
@@ -655,9 +741,10 @@ void Executor::Impl::Calibrate(const Recording& recording) {
   bytes_per_node = std::max(kLeast, static_cast<double>(before - after) / nodes);
 }
 
-void Executor::Impl::Drop(Context& context, const Variant* variant, const std::string& why) {
-  variant->stats->Add(Counter::kEvictions);
-  statistics.Log(variant->program(), "evict", why);
+void Executor::Impl::Drop(Context& context, const Variant* variant, Counter cause,
+                          const std::string& why) {
+  variant->stats->Add(cause);
+  Log(*variant, "evict", why);
   context.ledger.DropIf([&](const Variant& v) { return &v == variant; });
 }
 
@@ -674,9 +761,8 @@ void Executor::Impl::Sweep(Context& context, const ExecOptions& options, double 
     other->ledger.DropIf([&](const Variant& v) {
       const uint32_t limit_ms = v.program().options.idle_ms;
       if (limit_ms == 0 || now - v.last_used_s < limit_ms * 1e-3) return false;
-      v.stats->Add(Counter::kEvictions);
-      statistics.Log(
-          v.program(), "evict",
+      v.stats->Add(Counter::kEvictionsIdle);
+      Log(v, "evict",
           "idle for " + std::to_string(static_cast<int64_t>(now - v.last_used_s)) + " s");
       return true;
     });
@@ -718,7 +804,7 @@ void Executor::Impl::Trim(Context& context, const Variant* present) {
     if (!many && !large) return;
     executables -= c.variant->recording.chunks.size();
     nodes -= c.variant->recording.nodes;
-    Drop(*c.context, c.variant,
+    Drop(*c.context, c.variant, many ? Counter::kEvictionsCount : Counter::kEvictionsMemory,
          many ? "more than " + std::to_string(options.max_executables) + " executables"
               : "the memory budget of " + std::to_string(options.memory_budget) + " bytes");
   }
@@ -754,7 +840,7 @@ Status Executor::Reserve(uint64_t bytes) {
   if (impl_->device->streams_are_transient()) impl_->contexts.Acquire(nullptr);
   for (Context* context : impl_->contexts.All()) {
     std::lock_guard lock(context->mutex);
-    JAXGRAPH_RETURN_IF_ERROR(context->Reserve(bytes));
+    JAXGRAPH_RETURN_IF_ERROR(context->Reserve(bytes, nullptr));
   }
   uint64_t present = impl_->reserved.load();
   while (present < bytes && !impl_->reserved.compare_exchange_weak(present, bytes)) {
@@ -768,7 +854,16 @@ void Executor::Clear(uint64_t function_id) {
     std::lock_guard lock(context->mutex);
     context->ledger.Clear(function_id);
   }
-  impl_->statistics.Clear(function_id);
+  ResetStats(function_id);
+}
+
+void Executor::ResetStats(uint64_t function_id) {
+  for (Context* context : impl_->contexts.All()) {
+    std::lock_guard lock(context->mutex);
+    context->executions.Clear(function_id);
+  }
+  impl_->statistics.Zero(function_id);
+  impl_->events.Clear(function_id);
 }
 
 std::vector<ArenaExtent> Executor::Arenas() const {
@@ -780,10 +875,25 @@ std::vector<ArenaExtent> Executor::Arenas() const {
   return arenas;
 }
 
-Counters Executor::Stats(uint64_t function_id) const { return impl_->statistics.Sum(function_id); }
+Counters Executor::Stats(uint64_t function_id) const {
+  Counters counters = impl_->statistics.Sum(function_id);
+  counters.exec_bytes = impl_->MemoryOf(counters.live_exec_nodes);
+  return counters;
+}
 
-std::vector<Event> Executor::Events(uint64_t function_id) const {
-  return impl_->statistics.Events(function_id);
+std::vector<Event> Executor::Events(uint64_t function_id, uint64_t after) const {
+  return impl_->events.Since(function_id, after);
+}
+
+std::vector<Execution> Executor::Executions(uint64_t function_id) const {
+  std::vector<Execution> executions;
+  for (Context* context : impl_->contexts.All()) {
+    std::lock_guard lock(context->mutex);
+    context->executions.AppendTo(function_id, &executions);
+  }
+  std::stable_sort(executions.begin(), executions.end(),
+                   [](const Execution& a, const Execution& b) { return a.start_s < b.start_s; });
+  return executions;
 }
 
 std::vector<std::string> Executor::Describe(uint64_t function_id) const {

@@ -38,6 +38,7 @@ struct Variant {
 
   std::string not_capturable;  // the node that forbids capture; empty: none
   bool in_run = false;         // the last call was as this one: it needs no event
+  uint64_t number = 0;         // in its executor, from 1 on, for people
   double last_used_s = 0;      // by the executor's clock
   uint64_t last_call = 0;      // number of the executor's call
 

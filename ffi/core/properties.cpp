@@ -150,6 +150,27 @@ Diff Compare(const Snapshot& before, const Snapshot& after) {
   return Comparer(before, after).Run();
 }
 
+std::vector<NodeChange> DescribeChanges(const Diff& diff, const Snapshot& before,
+                                        const Snapshot& after, size_t limit) {
+  std::vector<NodeChange> changes;
+  for (const FieldChange& at : diff.fields) {
+    if (changes.size() >= limit) break;
+    if (at.change != diff.change) continue;
+    NodeChange& change = changes.emplace_back();
+    change.node = at.node;
+    change.field = NameOf(at.field);
+    change.source = at.source;
+    change.tensor = at.tensor;
+    change.before = ValueOf(at, before);
+    change.after = ValueOf(at, after);
+    if (at.node >= after.program->nodes.size()) continue;
+    const Node& node = after.program->nodes[at.node];
+    change.op = NameOf(node.op);
+    change.label = node.label;
+  }
+  return changes;
+}
+
 std::string Summarize(const Diff& diff, const Snapshot& before, const Snapshot& after) {
   const auto first = std::find_if(diff.fields.begin(), diff.fields.end(),
                                   [&](const FieldChange& f) { return f.change == diff.change; });

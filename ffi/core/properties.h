@@ -57,6 +57,20 @@ struct Diff {
 // Compares every field of every node. Nodes beyond the shorter list count as one kNodeCount.
 Diff Compare(const Snapshot& before, const Snapshot& after);
 
+// One changed field with its values, for people.
+struct NodeChange {
+  uint32_t node = 0;
+  std::string op, label;  // of the node as it is now; empty where there is none
+  std::string field;
+  bool source = false;
+  uint16_t tensor = 0;
+  std::string before, after;
+};
+
+// The first decisive changes, `limit` of them at most.
+std::vector<NodeChange> DescribeChanges(const Diff& diff, const Snapshot& before,
+                                        const Snapshot& after, size_t limit);
+
 // One sentence for people: the first decisive change with its values, and how many more there are.
 std::string Summarize(const Diff& diff, const Snapshot& before, const Snapshot& after);
 

@@ -46,6 +46,7 @@ RecordedChunk& RecordedChunk::operator=(RecordedChunk&& other) noexcept {
   stats_ = other.stats_;
   graph_ = std::exchange(other.graph_, nullptr);
   exec_ = std::exchange(other.exec_, nullptr);
+  exec_nodes_ = other.exec_nodes_;
   nodes_ = std::move(other.nodes_);
   launches_ = std::move(other.launches_);
   settled_ = other.settled_;
@@ -56,7 +57,7 @@ RecordedChunk& RecordedChunk::operator=(RecordedChunk&& other) noexcept {
 void RecordedChunk::Destroy() {
   if (exec_ != nullptr) {
     device_->DestroyExec(std::exchange(exec_, nullptr));
-    stats_->AddLiveExecs(-1);
+    stats_->AddLive(-1, -exec_nodes_);
   }
   if (graph_ != nullptr) device_->DestroyGraph(std::exchange(graph_, nullptr));
   nodes_.clear();
@@ -64,9 +65,13 @@ void RecordedChunk::Destroy() {
 
 Status RecordedChunk::Run(Stream stream) {
   if (exec_ == nullptr) return Status::Ok();
-  JAXGRAPH_RETURN_IF_ERROR(device_->LaunchGraph(exec_, stream));
-  stats_->Add(Counter::kChunkLaunches);
-  return Status::Ok();
+  const Status status = device_->LaunchGraph(exec_, stream);
+  if (status.ok()) {
+    stats_->Add(Counter::kChunkLaunches);
+  } else {
+    stats_->AddFailure(Counter::kFailuresLaunch, status);
+  }
+  return status;
 }
 
 Status Recorder::Rebuild(RecordedChunk* chunk, std::vector<Launch> launches) {
@@ -100,8 +105,12 @@ Status Recorder::Change(RecordedChunk* chunk, LaunchChange* begin, LaunchChange*
     Launch& launch = present[change->launch];
     if (patch) {
       if (launch.params == change->fresh.params) continue;
-      JAXGRAPH_RETURN_IF_ERROR(
-          device_->Patch(chunk->exec_, chunk->nodes_[change->launch], change->fresh));
+      const Status patched =
+          device_->Patch(chunk->exec_, chunk->nodes_[change->launch], change->fresh);
+      if (!patched.ok()) {
+        stats_->AddFailure(Counter::kFailuresPatch, patched);
+        return patched;
+      }
       stats_->Add(Counter::kPatches);
     }
     launch = std::move(change->fresh);
@@ -119,7 +128,11 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
   }
   GraphHandle graph = nullptr;
   std::vector<NodeHandle> nodes;
-  JAXGRAPH_RETURN_IF_ERROR(Capture(chunk->launches_, &graph, &nodes));
+  const Status status = Capture(chunk->launches_, &graph, &nodes);
+  if (!status.ok()) {
+    stats_->AddFailure(Counter::kFailuresCapture, status);
+    return status;
+  }
   captured_ = true;
 
   if (chunk->captured() && depth_ == UpdateDepth::kInstantiate) {
@@ -139,21 +152,39 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
 
   chunk->graph_ = graph;  // owned from here on
   chunk->nodes_ = std::move(nodes);
-  JAXGRAPH_RETURN_IF_ERROR(device_->Instantiate(graph, &chunk->exec_));
+  return Instantiate(chunk);
+}
+
+Status Recorder::Instantiate(RecordedChunk* chunk) {
+  const PhaseTimer timer(stats_, Counter::kInstantiateNs);
+  const Status status = device_->Instantiate(chunk->graph_, &chunk->exec_);
+  if (!status.ok()) {
+    stats_->AddFailure(Counter::kFailuresInstantiate, status);
+    return status;
+  }
   stats_->Add(Counter::kInstantiations);
-  stats_->AddLiveExecs(1);
+  chunk->exec_nodes_ = static_cast<int64_t>(chunk->launches_.size());
+  stats_->AddLive(1, chunk->exec_nodes_);
   chunk->settled_ = true;
   return Status::Ok();
 }
 
 Status Recorder::UpdateInPlace(RecordedChunk* chunk, GraphHandle graph) {
-  JAXGRAPH_RETURN_IF_ERROR(device_->Update(chunk->exec_, graph));
-  stats_->Add(Counter::kExecUpdates);
-  return Status::Ok();
+  const PhaseTimer timer(stats_, Counter::kUpdateNs);
+  const Status status = device_->Update(chunk->exec_, graph);
+  if (status.ok()) {
+    stats_->Add(Counter::kExecUpdates);
+  } else if (status.code() == Code::kUpdateRefused) {
+    stats_->Add(Counter::kUpdatesRefused);
+  } else {
+    stats_->AddFailure(Counter::kFailuresUpdate, status);
+  }
+  return status;
 }
 
 Status Recorder::Capture(const std::vector<Launch>& launches, GraphHandle* graph,
                          std::vector<NodeHandle>* nodes) {
+  const PhaseTimer timer(stats_, Counter::kCaptureNs);
   if (*capture_stream_ == nullptr) JAXGRAPH_RETURN_IF_ERROR(device_->CreateStream(capture_stream_));
   OpenCapture capture(device_, *capture_stream_);
   JAXGRAPH_RETURN_IF_ERROR(capture.Begin());

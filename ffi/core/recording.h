@@ -26,6 +26,7 @@ class RecordedChunk {
 
   bool captured() const { return exec_ != nullptr; }
   GraphHandle graph() const { return graph_; }
+  ExecHandle exec() const { return exec_; }
   const std::vector<Launch>& launches() const { return launches_; }
   // Launches the executable; a chunk without launches (views alone) has none.
   Status Run(Stream stream);
@@ -38,6 +39,7 @@ class RecordedChunk {
   FunctionStats* stats_ = nullptr;
   GraphHandle graph_ = nullptr;
   ExecHandle exec_ = nullptr;
+  int64_t exec_nodes_ = 0;         // in the executable
   std::vector<NodeHandle> nodes_;  // of each launch
   std::vector<Launch> launches_;   // what the executable does, if `captured` and `settled_`
   bool settled_ = true;            // false while it is being changed, and if that was cut short
@@ -80,6 +82,7 @@ class Recorder {
   Status Recapture(RecordedChunk* chunk);
   Status Capture(const std::vector<Launch>& launches, GraphHandle* graph,
                  std::vector<NodeHandle>* nodes);
+  Status Instantiate(RecordedChunk* chunk);
   Status UpdateInPlace(RecordedChunk* chunk, GraphHandle graph);
 
   GraphDevice* device_;

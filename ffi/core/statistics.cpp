@@ -3,11 +3,22 @@
 #include <algorithm>
 
 namespace jaxgraph {
-namespace {
 
-constexpr size_t kMaxEvents = 1024;
-
-}  // namespace
+void Counters::Add(const Counters& other) {
+#define JAXGRAPH_ADD(enumerator, name) name += other.name;
+  JAXGRAPH_COUNTERS(JAXGRAPH_ADD)
+#undef JAXGRAPH_ADD
+  executions += other.executions;
+  eager += other.eager;
+  warmups += other.warmups;
+  resets += other.resets;
+  evictions += other.evictions;
+  failures += other.failures;
+  live_execs += other.live_execs;
+  live_exec_nodes += other.live_exec_nodes;
+  exec_bytes += other.exec_bytes;
+  arena_bytes = std::max(arena_bytes, other.arena_bytes);
+}
 
 void FunctionStats::RaiseArena(uint64_t bytes) {
   uint64_t present = arena_bytes_.load(std::memory_order_relaxed);
@@ -22,25 +33,25 @@ void FunctionStats::Zero() {
 }
 
 void FunctionStats::AddTo(Counters* sum) const {
-  const auto value = [&](Counter c) {
-    return counters_[static_cast<size_t>(c)].load(std::memory_order_relaxed);
-  };
-  sum->executions += value(Counter::kExecutions);
-  sum->eager += value(Counter::kEager);
-  sum->captures += value(Counter::kCaptures);
-  sum->replays += value(Counter::kReplays);
-  sum->patches += value(Counter::kPatches);
-  sum->exec_updates += value(Counter::kExecUpdates);
-  sum->instantiations += value(Counter::kInstantiations);
-  sum->uid_hits += value(Counter::kUidHits);
-  sum->property_compares += value(Counter::kPropertyCompares);
-  sum->nodes_compared += value(Counter::kNodesCompared);
-  sum->resets += value(Counter::kResets);
-  sum->evictions += value(Counter::kEvictions);
-  sum->failures += value(Counter::kFailures);
-  sum->chunk_launches += value(Counter::kChunkLaunches);
-  sum->live_execs += static_cast<uint64_t>(live_execs_.load(std::memory_order_relaxed));
-  sum->arena_bytes = std::max(sum->arena_bytes, arena_bytes_.load(std::memory_order_relaxed));
+  Counters now;
+#define JAXGRAPH_LOAD(enumerator, name) \
+  now.name = counters_[static_cast<size_t>(Counter::enumerator)].load(std::memory_order_relaxed);
+  JAXGRAPH_COUNTERS(JAXGRAPH_LOAD)
+#undef JAXGRAPH_LOAD
+  now.eager = now.eager_warmup + now.eager_not_capturable + now.eager_failures + now.eager_memory +
+              now.eager_outside + now.eager_recovered;
+  now.executions = now.eager + now.captures + now.replays;
+  now.warmups = now.warmups_first + now.warmups_variant;
+  now.resets = now.resets_address + now.resets_arena + now.resets_failure;
+  now.evictions =
+      now.evictions_variants + now.evictions_idle + now.evictions_count + now.evictions_memory;
+  now.failures = now.failures_query + now.failures_fork + now.failures_capture +
+                 now.failures_instantiate + now.failures_update + now.failures_patch +
+                 now.failures_launch;
+  now.live_execs = static_cast<uint64_t>(live_execs_.load(std::memory_order_relaxed));
+  now.live_exec_nodes = static_cast<uint64_t>(live_nodes_.load(std::memory_order_relaxed));
+  now.arena_bytes = arena_bytes_.load(std::memory_order_relaxed);
+  sum->Add(now);
 }
 
 FunctionStats* Statistics::Of(uint64_t function_id) {
@@ -59,39 +70,11 @@ Counters Statistics::Sum(uint64_t function_id) const {
   return sum;
 }
 
-void Statistics::Clear(uint64_t function_id) {
+void Statistics::Zero(uint64_t function_id) {
   std::lock_guard lock(mutex_);
   for (const auto& [id, stats] : functions_) {
     if (function_id == 0 || id == function_id) stats->Zero();
   }
-  const auto cleared = [&](const Event& e) {
-    return function_id == 0 || e.function_id == function_id;
-  };
-  events_.erase(std::remove_if(events_.begin(), events_.end(), cleared), events_.end());
-}
-
-void Statistics::Log(const Program& program, std::string what, std::string why) {
-  const double now = clock_();
-  std::lock_guard lock(mutex_);
-  Event event;
-  event.sequence = next_sequence_++;
-  event.time_s = now;
-  event.device = device_;
-  event.function_id = program.function_id;
-  event.split = program.split;
-  event.what = std::move(what);
-  event.why = std::move(why);
-  events_.push_back(std::move(event));
-  if (events_.size() > kMaxEvents) events_.pop_front();
-}
-
-std::vector<Event> Statistics::Events(uint64_t function_id) const {
-  std::lock_guard lock(mutex_);
-  std::vector<Event> found;
-  for (const Event& event : events_) {
-    if (function_id == 0 || event.function_id == function_id) found.push_back(event);
-  }
-  return found;
 }
 
 }  // namespace jaxgraph

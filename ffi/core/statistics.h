@@ -1,38 +1,17 @@
-// Statistics: the counters of each wrapped function, and the log of what happened.
+// Statistics: the counters of each wrapped function on one device.
 #pragma once
 
 #include <array>
 #include <atomic>
-#include <deque>
-#include <functional>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
 
-#include "ffi/core/executor.h"
-#include "ffi/core/program.h"
+#include "ffi/core/counters.h"
+#include "ffi/core/status.h"
 
 namespace jaxgraph {
-
-enum class Counter : uint8_t {
-  kExecutions,
-  kEager,
-  kCaptures,
-  kReplays,
-  kPatches,
-  kExecUpdates,
-  kInstantiations,
-  kUidHits,
-  kPropertyCompares,
-  kNodesCompared,
-  kResets,
-  kEvictions,
-  kFailures,
-  kChunkLaunches,
-};
-constexpr size_t kNumCounters = static_cast<size_t>(Counter::kChunkLaunches) + 1;
 
 // Lives as long as the executor, so that variants may point at it. Written and read by any thread.
 class FunctionStats {
@@ -40,36 +19,52 @@ class FunctionStats {
   void Add(Counter counter, uint64_t n = 1) {
     counters_[static_cast<size_t>(counter)].fetch_add(n, std::memory_order_relaxed);
   }
-  void AddLiveExecs(int64_t n) { live_execs_.fetch_add(n, std::memory_order_relaxed); }
+  // Counts a device call that failed, if it is one to be survived.
+  void AddFailure(Counter counter, const Status& status) {
+    if (status.code() != Code::kContextPoisoned) Add(counter);
+  }
+  void AddLive(int64_t execs, int64_t nodes) {
+    live_execs_.fetch_add(execs, std::memory_order_relaxed);
+    live_nodes_.fetch_add(nodes, std::memory_order_relaxed);
+  }
   void RaiseArena(uint64_t bytes);
-  void Zero();  // not live_execs, which counts what is there
+  void Zero();  // not the gauges, which say what is there
   void AddTo(Counters* sum) const;
 
  private:
   std::array<std::atomic<uint64_t>, kNumCounters> counters_{};
   std::atomic<int64_t> live_execs_{0};
+  std::atomic<int64_t> live_nodes_{0};
   std::atomic<uint64_t> arena_bytes_{0};
+};
+
+// Adds the nanoseconds that it lives to a counter.
+class PhaseTimer {
+ public:
+  PhaseTimer(FunctionStats* stats, Counter counter) : stats_(stats), counter_(counter) {}
+  ~PhaseTimer() {
+    const auto took = std::chrono::steady_clock::now() - begin_;
+    stats_->Add(counter_, static_cast<uint64_t>(
+                              std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()));
+  }
+  PhaseTimer(const PhaseTimer&) = delete;
+  PhaseTimer& operator=(const PhaseTimer&) = delete;
+
+ private:
+  FunctionStats* const stats_;
+  const Counter counter_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 class Statistics {
  public:
-  Statistics(int device, std::function<double()> clock)
-      : device_(device), clock_(std::move(clock)) {}
-
   FunctionStats* Of(uint64_t function_id);
   Counters Sum(uint64_t function_id) const;  // 0: over all functions
-  void Clear(uint64_t function_id);          // counters and events; 0: all
-
-  void Log(const Program& program, std::string what, std::string why);
-  std::vector<Event> Events(uint64_t function_id) const;  // 0: all; oldest first
+  void Zero(uint64_t function_id);           // 0: all
 
  private:
-  const int device_;
-  const std::function<double()> clock_;
-  mutable std::mutex mutex_;  // guards what follows, for as long as a look-up takes
+  mutable std::mutex mutex_;  // guards the map, for as long as a look-up takes
   std::map<uint64_t, std::unique_ptr<FunctionStats>> functions_;
-  std::deque<Event> events_;
-  uint64_t next_sequence_ = 0;
 };
 
 }  // namespace jaxgraph

@@ -36,25 +36,6 @@ Status MakeDevice(Platform platform, int ordinal, std::unique_ptr<DeviceRuntime>
   return Status::Ok();
 }
 
-void Add(const Counters& from, Counters* to) {
-  to->executions += from.executions;
-  to->eager += from.eager;
-  to->captures += from.captures;
-  to->replays += from.replays;
-  to->patches += from.patches;
-  to->exec_updates += from.exec_updates;
-  to->instantiations += from.instantiations;
-  to->uid_hits += from.uid_hits;
-  to->property_compares += from.property_compares;
-  to->nodes_compared += from.nodes_compared;
-  to->resets += from.resets;
-  to->evictions += from.evictions;
-  to->failures += from.failures;
-  to->chunk_launches += from.chunk_launches;
-  to->live_execs += from.live_execs;
-  to->arena_bytes = std::max(to->arena_bytes, from.arena_bytes);
-}
-
 }  // namespace
 
 Runtime& Runtime::Get() {
@@ -83,20 +64,37 @@ std::vector<DeviceRuntime*> Runtime::Devices() {
 
 Counters Runtime::Stats(uint64_t function_id) {
   Counters sum;
-  for (DeviceRuntime* device : Devices()) Add(device->executor->Stats(function_id), &sum);
+  for (DeviceRuntime* device : Devices()) sum.Add(device->executor->Stats(function_id));
   return sum;
 }
 
-std::vector<Event> Runtime::Events(uint64_t function_id) {
+std::vector<Event> Runtime::Events(uint64_t function_id, uint64_t after) {
   std::vector<Event> all;
   for (DeviceRuntime* device : Devices()) {
-    std::vector<Event> events = device->executor->Events(function_id);
+    std::vector<Event> events = device->executor->Events(function_id, after);
     all.insert(all.end(), std::make_move_iterator(events.begin()),
                std::make_move_iterator(events.end()));
   }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Event& a, const Event& b) { return a.time_s < b.time_s; });
+  std::sort(all.begin(), all.end(),
+            [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
   return all;
+}
+
+std::vector<DeviceExecution> Runtime::Executions(uint64_t function_id) {
+  std::vector<DeviceExecution> all;
+  for (DeviceRuntime* device : Devices()) {
+    for (const Execution& execution : device->executor->Executions(function_id)) {
+      all.push_back({device->device.get(), execution});
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const DeviceExecution& a, const DeviceExecution& b) {
+    return a.execution.start_s < b.execution.start_s;
+  });
+  return all;
+}
+
+void Runtime::ResetStats(uint64_t function_id) {
+  for (DeviceRuntime* device : Devices()) device->executor->ResetStats(function_id);
 }
 
 std::vector<std::string> Runtime::Describe(uint64_t function_id) {
@@ -118,6 +116,8 @@ Status Runtime::Reserve(Platform platform, int ordinal, uint64_t bytes) {
   JAXGRAPH_RETURN_IF_ERROR(ForDevice(platform, ordinal, &device));
   return device->executor->Reserve(bytes);
 }
+
+uint64_t LastEvent() { return LastSequence(); }
 
 BuildInfo GetBuildInfo() {
   BuildInfo info;

@@ -25,6 +25,11 @@ struct DeviceRuntime {
   std::unique_ptr<Executor> executor;
 };
 
+struct DeviceExecution {
+  const GraphDevice* device = nullptr;
+  Execution execution;
+};
+
 class JAXGRAPH_EXPORT Runtime {
  public:
   static Runtime& Get();
@@ -34,9 +39,11 @@ class JAXGRAPH_EXPORT Runtime {
 
   // Over all devices; function_id 0 means all functions. See Executor.
   Counters Stats(uint64_t function_id);
-  std::vector<Event> Events(uint64_t function_id);
+  std::vector<Event> Events(uint64_t function_id, uint64_t after);
+  std::vector<DeviceExecution> Executions(uint64_t function_id);
   std::vector<std::string> Describe(uint64_t function_id);
   void Clear(uint64_t function_id);
+  void ResetStats(uint64_t function_id);
   Status Reserve(Platform platform, int ordinal, uint64_t bytes);
 
  private:
@@ -45,6 +52,9 @@ class JAXGRAPH_EXPORT Runtime {
   std::mutex mutex_;  // guards the map, not what its values point to
   std::map<std::pair<Platform, int>, std::unique_ptr<DeviceRuntime>> devices_;
 };
+
+// Number of the newest event in the process's executors; 0: none yet. Takes no lock.
+JAXGRAPH_EXPORT uint64_t LastEvent();
 
 // What this library was built with.
 struct BuildInfo {

@@ -21,7 +21,10 @@ except ImportError as error:
 TARGET = "jaxgraph_execute"
 
 stats = _native.stats
+reset_stats = _native.reset_stats
 events = _native.events
+last_event = _native.last_event
+executions = _native.executions
 describe = _native.describe
 clear = _native.clear
 reserve = _native.reserve

@@ -114,6 +114,7 @@ class Model:
         if fault:
             self.failed[variant.program] = failed + 1
             self.count["failures"] += 1
+            self.count["resets"] += 1
             variant.stage = "warming"
             return "eager"
         first, variant.stage = variant.stage != "captured", "captured"

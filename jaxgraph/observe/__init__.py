@@ -1,0 +1,17 @@
+"""What a step does, for people and for machines: counters, events, executions."""
+
+from jaxgraph.observe.counters import Stats, Tally, reset_stats, stats
+from jaxgraph.observe.events import Event, Execution, NodeChange, events
+from jaxgraph.observe.observed import Observed
+
+__all__ = [
+    "Event",
+    "Execution",
+    "NodeChange",
+    "Observed",
+    "Stats",
+    "Tally",
+    "events",
+    "reset_stats",
+    "stats",
+]

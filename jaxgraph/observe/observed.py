@@ -1,0 +1,44 @@
+"""Observed: the methods by which a wrapped function tells what it did."""
+
+from __future__ import annotations
+
+from jaxgraph.observe.counters import Stats, new_tally
+from jaxgraph.observe.events import Event, Execution, events, executions
+from jaxgraph.runtime import native
+
+
+class Observed:
+    """What a wrapped function counts and remembers.
+
+    Attributes:
+      name: the function's qualified name.
+      function_id: its number in the executors.
+    """
+
+    name: str
+    function_id: int
+
+    def __init__(self) -> None:
+        self._tally = new_tally()
+
+    def stats(self) -> Stats:
+        """Counters since the function was wrapped, cleared or reset."""
+        return Stats(**self._tally.as_dict(), **native.stats(self.function_id))
+
+    def reset_stats(self) -> None:
+        """Zeroes the counters and forgets events and executions; captured graphs stay."""
+        self._tally.zero()
+        native.reset_stats(self.function_id)
+
+    def events(self) -> list[Event]:
+        """What happened last in the executors, oldest first: up to 1024 events a device."""
+        return events(self.function_id)
+
+    def executions(self) -> list[Execution]:
+        """The last executions of its native splits: up to 4096 for each stream."""
+        return executions(self.function_id)
+
+    def clear(self) -> None:
+        """Destroys the captured graphs and zeroes all counters; compiled code stays."""
+        self._tally.zero()
+        native.clear(self.function_id)
