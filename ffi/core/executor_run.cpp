@@ -1,0 +1,186 @@
+// Running a call: eagerly, captured, or replayed; and going on after a failure.
+#include <algorithm>
+#include <utility>
+
+#include "ffi/core/executor_impl.h"
+
+namespace jaxgraph {
+
+Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* variant,
+                                Counter reason, const std::string& why, const Identity* identity) {
+  LaunchPlan plan;
+  JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.before, call.stream));
+  for (const PlannedChunk& chunk : plan.chunks) {
+    JAXGRAPH_RETURN_IF_ERROR(LaunchBranches(context, chunk.launches, call));
+  }
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
+  Note(context, variant->stats, Outcome::kEager, reason);
+  if (!std::exchange(variant->in_run, true)) Log(*variant, "eager", why, identity);
+  return Status::Ok();
+}
+
+// Captures what is not captured, updates what is, and launches chunk by chunk, so that a failure
+// leaves only launches undone that the plan still holds.
+Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
+                              const Identity& identity) {
+  Variant* variant = identity.variant;
+  Recording& recording = variant->recording;
+  variant->placement.BeginRecording();
+  LaunchPlan plan;
+  JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
+
+  Recorder recorder = MakeRecorder(context, *variant);
+  const bool first = variant->stage != Stage::kCaptured;
+  while (recording.chunks.size() > plan.chunks.size()) recording.chunks.pop_back();
+  while (recording.chunks.size() < plan.chunks.size()) {
+    recording.chunks.emplace_back(device, variant->stats);
+  }
+  for (size_t c = 0; c < plan.chunks.size(); ++c) {
+    RecordedChunk& chunk = recording.chunks[c];
+    Status status = recorder.Rebuild(&chunk, plan.chunks[c].launches);
+    if (status.ok()) status = chunk.Run(call.stream);
+    if (!status.ok()) return GoOnEagerly(context, plan, c, entry, call, variant, status);
+  }
+  recording.copies_in = plan.copies_in;
+  recording.copies_out = plan.copies_out;
+  recording.index = std::move(plan.index);
+  recording.nodes = 0;
+  for (const PlannedChunk& chunk : plan.chunks) recording.nodes += chunk.launches.size();
+  recording.current = true;
+  variant->stage = Stage::kCaptured;
+  variant->in_run = false;
+  Note(context, variant->stats, first ? Outcome::kCapture : Outcome::kUpdate,
+       first || recorder.captured() ? Counter::kCaptures : Counter::kReplays);
+  if (first) {
+    Log(*variant, "capture",
+        std::to_string(plan.chunks.size()) + " chunks after " + std::to_string(variant->calls) +
+            " identical calls");
+  } else {
+    Log(*variant, "update", (recorder.captured() ? "re-captured; " : "patched; ") + identity.why,
+        &identity);
+  }
+  if (recorder.captured()) Trim(context, variant);
+  return Status::Ok();
+}
+
+// Launches the executables, each after the update of its launches that have changed.
+Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
+                              const Identity& identity) {
+  Variant* variant = identity.variant;
+  Recording& recording = variant->recording;
+  std::vector<RecordedChunk>& chunks = recording.chunks;
+  const Program& program = variant->program();
+  const Planner planner(*emitter, program, variant->placement);
+  const CallAddresses addresses{context.addresses, variant->snapshot.bases};
+
+  // In order of chunk and launch: copies into slots, nodes, copies out of slots.
+  std::vector<LaunchChange> changes;
+  bool same = true;
+  const auto change_copies = [&](BaseKind kind, uint32_t chunk, size_t first, size_t count) {
+    std::vector<Launch> copies;
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, kind, /*late=*/false, &copies));
+    same &= copies.size() == count;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      changes.push_back({chunk, static_cast<uint32_t>(first + i), std::move(copies[i])});
+    }
+    return Status::Ok();
+  };
+  if (identity.copies_in && recording.copies_in > 0) {
+    JAXGRAPH_RETURN_IF_ERROR(change_copies(BaseKind::kOperand, 0, 0, recording.copies_in));
+  }
+  if (same && !identity.moved.empty()) {
+    JAXGRAPH_RETURN_IF_ERROR(
+        planner.Remake(addresses, identity.moved, &recording.index, &changes, &same));
+  }
+  if (same && identity.copies_out && recording.copies_out > 0) {
+    const size_t first = chunks.back().launches().size() - recording.copies_out;
+    JAXGRAPH_RETURN_IF_ERROR(change_copies(
+        BaseKind::kResult, static_cast<uint32_t>(chunks.size() - 1), first, recording.copies_out));
+  }
+  if (!same) return Record(context, entry, call, identity);
+
+  std::vector<Launch> before;
+  std::vector<Launch> after;
+  if (variant->placement.has_late_slots()) {
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kOperand, true, &before));
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kResult, true, &after));
+    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(before, call.stream));
+  }
+  Recorder recorder = MakeRecorder(context, *variant);
+  LaunchChange* next = changes.data();
+  LaunchChange* const end = next + changes.size();
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    LaunchChange* const begin = next;
+    while (next != end && next->chunk == c) ++next;
+    Status status = recorder.Change(&chunks[c], begin, next);
+    if (status.ok()) status = chunks[c].Run(call.stream);
+    if (!status.ok()) {
+      LaunchPlan plan;  // the same launches and chunks as were recorded: emission is pure
+      JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
+      return GoOnEagerly(context, plan, c, entry, call, variant, status);
+    }
+  }
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(after, call.stream));
+  recording.current = true;
+  const bool updated = recorder.captured() || identity.addresses_changed;
+  Note(context, variant->stats, updated ? Outcome::kUpdate : Outcome::kReplay,
+       recorder.captured() ? Counter::kCaptures : Counter::kReplays);
+  if (updated) {
+    variant->in_run = false;
+    Log(*variant, "update",
+        (recorder.captured() ? "re-captured; " : "patched; ") +
+            (identity.why.empty() ? "bases wandered" : identity.why),
+        &identity);
+  } else if (!std::exchange(variant->in_run, true)) {
+    Log(*variant, "replay", std::to_string(chunks.size()) + " chunks");
+  }
+  return Status::Ok();
+}
+
+// Chunks before `chunk` have run, and may have changed donated buffers; the rest runs kernel by
+// kernel. The recording may be half changed and goes; the next call tries again, up to the limit.
+Status Executor::Impl::GoOnEagerly(Context& context, const LaunchPlan& plan, size_t chunk,
+                                   Entry& entry, const Call& call, Variant* variant,
+                                   const Status& failure) {
+  variant->recording.Clear();
+  variant->stage = Stage::kWarming;
+  if (failure.code() == Code::kContextPoisoned) return failure;
+  entry.NoteFailure(variant->program(), failure.message());
+  variant->in_run = false;
+  variant->stats->Add(Counter::kResetsFailure);
+  Log(*variant, "failure",
+      failure.message() + "; eager from node " + std::to_string(plan.chunks[chunk].first_node) +
+          " on");
+  for (size_t c = chunk; c < plan.chunks.size(); ++c) {
+    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.chunks[c].launches, call.stream));
+  }
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
+  Note(context, variant->stats, Outcome::kEager, Counter::kEagerRecovered);
+  return Status::Ok();
+}
+
+// One after the other: where nothing may be forked from the stream, or something has just failed.
+Status Executor::Impl::LaunchAll(const std::vector<Launch>& launches, Stream stream) {
+  for (const Launch& launch : launches) {
+    JAXGRAPH_RETURN_IF_ERROR(device->LaunchKernel(launch, stream));
+  }
+  return Status::Ok();
+}
+
+// Branches of regions on side streams.
+Status Executor::Impl::LaunchBranches(Context& context, const std::vector<Launch>& launches,
+                                      const Call& call) {
+  Branches branches(device, &context.side_streams, call.stream);
+  JAXGRAPH_RETURN_IF_ERROR(branches.Run(
+      launches, /*must_fork=*/false,
+      [&](const Launch& launch, Stream stream) { return device->LaunchKernel(launch, stream); }));
+  if (branches.fork_failures() > 0) {
+    statistics.Of(call.program->function_id)->Add(Counter::kFailuresFork, branches.fork_failures());
+    Log(*call.program, "failure",
+        branches.last_fork_failure().message() + "; branches ran one after the other");
+  }
+  return Status::Ok();
+}
+
+}  // namespace jaxgraph
