@@ -74,11 +74,10 @@ class CudaEmitterImpl final : public Emitter {
     if (clusters_) {
       JAXGRAPH_RETURN_IF_ERROR(EmitStreamGroup(nodes, first, fusion, launches, covered));
     }
+    if (*covered == 0) *covered = EmitCompiled(nodes, first, fusion, launches);
     if (*covered == 0) {
       *covered = 1;
-      if (!Compiled(nodes, first, fusion, launches)) {
-        JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
-      }
+      JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
     }
     for (size_t i = before; i < launches->size(); ++i) {
       Launch& launch = (*launches)[i];
@@ -102,15 +101,15 @@ class CudaEmitterImpl final : public Emitter {
   }
 
  private:
-  // Appends the launch of an expression's own kernel, if it has one.
-  bool Compiled(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
-                std::vector<Launch>* launches) const {
-    const Op op = nodes[first].node->op;
-    if ((op != Op::kExpr && op != Op::kRow) || !compiles_ || !Jit::Available()) return false;
-    return jit_.Emit(nodes, first, [&] { return Alone(nodes, first, fusion); }, launches);
+  // Appends the launch of a kernel that was compiled for nodes[first..), if there is one, and
+  // returns how many nodes it covers.
+  size_t EmitCompiled(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                      std::vector<Launch>* launches) const {
+    if (!compiles_ || !Jit::Available()) return 0;
+    return jit_.Emit(nodes, first, fusion, [&] { return Alone(nodes, first, fusion); }, launches);
   }
 
-  // The nodes from `first` on that no other kernel covers.
+  // The nodes from `first` on that no streaming kernel covers.
   std::vector<size_t> Alone(const std::vector<ResolvedNode>& nodes, size_t first,
                             bool fusion) const {
     std::vector<size_t> alone;

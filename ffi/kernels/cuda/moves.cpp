@@ -77,13 +77,11 @@ Status PrepareIndexed(const ResolvedNode& resolved, const TensorRef& whole, cons
                << (8 * i);
   }
   p->single = true;
-  for (int from = 0; from < params.num_components; ++from) {
-    const uint8_t dim = params.dim[from];
-    // Of two components in one dimension the later counts.
-    if (std::count(params.dim + from + 1, params.dim + params.num_components, dim) > 0) continue;
-    const TensorRef& index = node.srcs[first_index + from];
+  for (const int src : IndexSources(node)) {
+    const uint8_t dim = params.dim[src - static_cast<int>(first_index)];
+    const TensorRef& index = node.srcs[src];
     const int c = p->num_components++;
-    p->index[c] = resolved.srcs[first_index + from];
+    p->index[c] = resolved.srcs[src];
     p->index_stride[c] = Bytes(index, 0);
     p->index_dtype[c] = index.dtype;
     p->component_stride[c] = Bytes(whole, dim);
@@ -97,6 +95,21 @@ Status PrepareIndexed(const ResolvedNode& resolved, const TensorRef& whole, cons
 }
 
 }  // namespace
+
+std::vector<int> IndexSources(const Node& node) {
+  std::vector<int> sources;
+  if (node.op != Op::kGather && node.op != Op::kSetRows) return sources;
+  const int first_index = node.op == Op::kGather ? 1 : 2;
+  IndexParams params;
+  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  const uint8_t* const end = params.dim + params.num_components;
+  for (int c = 0; c < params.num_components; ++c) {
+    // Of two components in one dimension the later counts.
+    const uint8_t* const dim = params.dim + c;
+    if (std::find(dim + 1, end, *dim) == end) sources.push_back(first_index + c);
+  }
+  return sources;
+}
 
 Status PrepareGather(const ResolvedNode& node, MoveParams* p) {
   *p = {};

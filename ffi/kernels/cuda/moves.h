@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "ffi/core/program.h"
 #include "ffi/kernels/cuda/fast_div.h"
@@ -37,6 +38,9 @@ struct MoveParams {
   bool single;  // extents are all 1: slices are the same place or apart, never half over each other
   uint32_t word;
 };
+
+// The sources of a GATHER or SET_ROWS that hold the components, in the order of MoveParams.
+std::vector<int> IndexSources(const Node& node);
 
 // No work (an empty tensor): num_slices or words is 0.
 Status PrepareGather(const ResolvedNode& node, MoveParams* params);

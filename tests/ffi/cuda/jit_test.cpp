@@ -83,7 +83,7 @@ class JitTest : public CudaTest {
     const std::vector<ResolvedNode> nodes = NodesOf(placed);
     for (size_t n = 0; n < nodes.size(); ++n) {
       size_t covered = 0;
-      ASSERT_OK(emitter.Emit(nodes, n, true, &launches->emplace_back(), &covered));
+      ASSERT_OK(emitter.Emit(nodes, n, false, &launches->emplace_back(), &covered));
     }
   }
 
@@ -258,7 +258,7 @@ class JitChain : public JitTest {
     }
     size_t covered = 0;
     for (int i = 0; i < kNodes; ++i) {
-      ASSERT_OK(emitter.Emit(nodes, i, true, launches, &covered));
+      ASSERT_OK(emitter.Emit(nodes, i, false, launches, &covered));
     }
     ASSERT_EQ(launches->size(), static_cast<size_t>(kNodes));
     launches->front().dependent = false;

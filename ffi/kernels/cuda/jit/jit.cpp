@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "ffi/kernels/cuda/jit/kernel_cache.h"
+#include "ffi/kernels/cuda/jit/node_source.h"
 #include "ffi/kernels/cuda/jit/nvrtc.h"
-#include "ffi/kernels/cuda/jit/source.h"
 
 namespace jaxgraph {
 namespace {
@@ -44,94 +44,12 @@ Switch TheSwitch() {
 // Expressions that no source could be made for.
 std::atomic<uint64_t> left_to_the_interpreter{0};
 
-uint8_t AlignmentOf(const char* address) {
-  const auto bits = reinterpret_cast<uintptr_t>(address) | 16;
-  return static_cast<uint8_t>(bits & (~bits + 1));
-}
-
-struct Range {
-  const char *begin, *end;
-};
-Range RangeOf(const TensorRef& t, const char* address) {
-  const int64_t size = static_cast<int64_t>(SizeOf(t.dtype));
-  Range range = {address, address + size};
-  for (int d = 0; d < t.rank; ++d) {
-    if (t.shape[d] == 0) return {address, address};
-    const int64_t reach = (t.shape[d] - 1) * t.strides[d] * size;
-    (reach < 0 ? range.begin : range.end) += reach;
+size_t ParamBytes(const std::vector<ResolvedNode>& nodes, size_t first, size_t count) {
+  size_t addresses = 0;
+  for (size_t n = first; n < first + count; ++n) {
+    addresses += nodes[n].srcs.size() + nodes[n].outs.size();
   }
-  return range;
-}
-
-template <typename T>
-void Put(const T& value, std::string* key) {
-  key->append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-void Put(const TensorRef& t, std::string* key) {
-  Put(t.dtype, key);
-  Put(t.rank, key);
-  key->append(reinterpret_cast<const char*>(t.shape.data()), t.rank * sizeof t.shape[0]);
-  key->append(reinterpret_cast<const char*>(t.strides.data()), t.rank * sizeof t.strides[0]);
-}
-
-// Everything of a node but its program: how its addresses are aligned, and whether an output shares
-// bytes with a source. Part of the key, for the addresses themselves are not.
-KernelRequest RequestOf(const ResolvedNode& resolved, bool clusters) {
-  const Node& node = *resolved.node;
-  KernelRequest request;
-  request.row = node.op == Op::kRow;
-  request.clusters = clusters;
-  request.num_srcs = static_cast<int>(node.srcs.size());
-  request.num_outs = static_cast<int>(node.outs.size());
-  std::array<Range, kExprMaxSrcs> srcs;
-  for (size_t s = 0; s < node.srcs.size(); ++s) {
-    request.src_alignment[s] = AlignmentOf(resolved.srcs[s]);
-    srcs[s] = RangeOf(node.srcs[s], resolved.srcs[s]);
-  }
-  for (size_t o = 0; o < node.outs.size(); ++o) {
-    request.out_alignment[o] = AlignmentOf(resolved.outs[o]);
-    const Range out = RangeOf(node.outs[o], resolved.outs[o]);
-    for (size_t s = 0; s < node.srcs.size(); ++s) {
-      const bool shares = out.begin < srcs[s].end && srcs[s].begin < out.end;
-      request.overlapping[o] |= static_cast<uint16_t>(shares << s);
-    }
-  }
-  return request;
-}
-
-std::string KeyOf(const Node& node, const KernelRequest& request) {
-  std::string key;
-  key.reserve(1024);
-  Put(node.op, &key);
-  Put(node.params.size(), &key);
-  key += node.params;
-  for (int s = 0; s < request.num_srcs; ++s) {
-    Put(node.srcs[s], &key);
-    Put(request.src_alignment[s], &key);
-  }
-  for (int o = 0; o < request.num_outs; ++o) {
-    Put(node.outs[o], &key);
-    Put(request.out_alignment[o], &key);
-    Put(request.overlapping[o], &key);
-  }
-  return key;
-}
-
-bool IsExpression(const Node& node) {
-  return (node.op == Op::kExpr || node.op == Op::kRow) && node.srcs.size() <= kExprMaxSrcs &&
-         node.outs.size() <= kExprMaxOuts;
-}
-
-bool SourceOf(const ResolvedNode& node, KernelRequest request, KernelSource* source) {
-  bool wide = false;
-  std::vector<ExprPiece> pieces;
-  if (!PrepareExpr(node, &wide, &pieces).ok() || pieces.size() != 1) return false;
-  request.piece = &pieces[0];
-  return GenerateSource(request, source);
-}
-
-size_t ParamBytes(const Node& node) {
-  return (node.srcs.size() + node.outs.size()) * sizeof(char*);
+  return addresses * sizeof(char*);
 }
 
 }  // namespace
@@ -159,16 +77,25 @@ std::string Jit::Describe() {
   return line;
 }
 
-bool Jit::Emit(const std::vector<ResolvedNode>& nodes, size_t first,
-               const std::function<std::vector<size_t>()>& upcoming, Launches* launches) {
-  const ResolvedNode& resolved = nodes[first];
-  const Node& node = *resolved.node;
-  if (!IsExpression(node)) return false;
-  const std::string key = KeyOf(node, RequestOf(resolved, clusters_));
+size_t Jit::Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                 const std::function<std::vector<size_t>()>& upcoming, Launches* launches) {
+  const NodeGroup group = fusion ? FindGroup(nodes, first) : NodeGroup();
+  if (group.count > 1 && EmitGroup(nodes, first, group, fusion, upcoming, launches)) {
+    return group.count;
+  }
+  const NodeGroup alone;
+  return IsExpression(*nodes[first].node) &&
+         EmitGroup(nodes, first, alone, fusion, upcoming, launches);
+}
+
+bool Jit::EmitGroup(const std::vector<ResolvedNode>& nodes, size_t first, const NodeGroup& group,
+                    bool fusion, const std::function<std::vector<size_t>()>& upcoming,
+                    Launches* launches) {
+  const std::string key = KeyOf(nodes, first, group, clusters_);
   std::unique_lock<std::mutex> lock(mutex_);
   auto found = plans_.find(key);
   if (found == plans_.end()) {
-    Decide(nodes, upcoming());
+    Decide(nodes, first, group, fusion, upcoming());
     found = plans_.find(key);
   }
   const Plan plan = found->second;
@@ -183,30 +110,36 @@ bool Jit::Emit(const std::vector<ResolvedNode>& nodes, size_t first,
     launch.params.append(reinterpret_cast<const char*>(addresses.data()),
                          addresses.size() * sizeof addresses[0]);
   };
-  append(resolved.srcs);
-  append(resolved.outs);
+  for (size_t n = first; n < first + group.count; ++n) {
+    append(nodes[n].srcs);
+    append(nodes[n].outs);
+  }
   launches->push_back(std::move(launch));
   return true;
 }
 
-// Makes a plan for every expression among these nodes that has none yet.
-void Jit::Decide(const std::vector<ResolvedNode>& nodes, const std::vector<size_t>& upcoming) {
+// Makes a plan for `group` at nodes[first], and for everything else among `upcoming` that has none
+// yet.
+void Jit::Decide(const std::vector<ResolvedNode>& nodes, size_t first, const NodeGroup& group,
+                 bool fusion, const std::vector<size_t>& upcoming) {
   struct New {
     Plan* plan;
     size_t param_bytes;
     KernelSource source;
   };
   std::vector<New> all;
+  size_t next = first;  // node that no group before covers
   for (const size_t n : upcoming) {
-    const Node& node = *nodes[n].node;
-    if (!IsExpression(node)) continue;
-    const KernelRequest request = RequestOf(nodes[n], clusters_);
-    const auto [at, is_new] = plans_.try_emplace(KeyOf(node, request));
+    if (n < next) continue;
+    const NodeGroup run = n == first ? group : fusion ? FindGroup(nodes, n) : NodeGroup();
+    next = n + run.count;
+    if (run.count == 1 && !IsExpression(*nodes[n].node)) continue;
+    const auto [at, is_new] = plans_.try_emplace(KeyOf(nodes, n, run, clusters_));
     if (!is_new) continue;
-    New fresh = {&at->second, ParamBytes(node), {}};
-    if (SourceOf(nodes[n], request, &fresh.source)) {
+    New fresh = {&at->second, ParamBytes(nodes, n, run.count), {}};
+    if (SourceOf(nodes, n, run, clusters_, &fresh.source)) {
       all.push_back(std::move(fresh));
-    } else {
+    } else if (run.count == 1) {
       ++left_to_the_interpreter;
     }
   }

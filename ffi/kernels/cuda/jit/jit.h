@@ -1,5 +1,6 @@
-// EXPR and ROW nodes by kernels that are compiled at run time, one for each distinct expression,
-// shape and layout. Whatever cannot be compiled is left to the interpreter.
+// EXPR and ROW nodes, and groups of small nodes, by kernels that are compiled at run time, one for
+// each distinct expression, shape and layout. Whatever cannot be compiled is left to the
+// interpreter and the nodes' own kernels.
 #pragma once
 
 #include <functional>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/kernels/cuda/jit/node_group.h"
 #include "ffi/kernels/cuda/launchers.h"
 
 namespace jaxgraph {
@@ -26,24 +28,30 @@ class Jit {
   // The same for people, with what was compiled so far; one line.
   static std::string Describe();
 
-  // Appends the launch of nodes[first], an EXPR or ROW. False: the interpreter must run it, now and
-  // always. `upcoming` is asked, where this node is new, for all nodes (this one among them) that
-  // may come to Emit: their kernels are compiled together.
-  bool Emit(const std::vector<ResolvedNode>& nodes, size_t first,
-            const std::function<std::vector<size_t>()>& upcoming, Launches* launches);
+  // Appends the launch of nodes[first..) that one compiled kernel covers, and returns their number:
+  // with `fusion` a group of small nodes (node_group.h), else nodes[first] if it is an EXPR or ROW.
+  // 0: other kernels must run nodes[first], now and always. `upcoming` is asked, where a kernel is
+  // new, for all nodes (this one among them) that may come to Emit: what they need is compiled
+  // together.
+  size_t Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+              const std::function<std::vector<size_t>()>& upcoming, Launches* launches);
 
  private:
   struct Plan {
-    const KernelInfo* kernel = nullptr;  // null: the interpreter
+    const KernelInfo* kernel = nullptr;  // null: not compiled
     uint32_t grid = 1, block = 1, cluster = 1;
   };
 
-  void Decide(const std::vector<ResolvedNode>& nodes, const std::vector<size_t>& upcoming);
+  bool EmitGroup(const std::vector<ResolvedNode>& nodes, size_t first, const NodeGroup& group,
+                 bool fusion, const std::function<std::vector<size_t>()>& upcoming,
+                 Launches* launches);
+  void Decide(const std::vector<ResolvedNode>& nodes, size_t first, const NodeGroup& group,
+              bool fusion, const std::vector<size_t>& upcoming);
 
   const std::string architecture_;
   const bool clusters_;
   std::mutex mutex_;
-  std::map<std::string, Plan> plans_;  // by all that decides a node's source; see KeyOf
+  std::map<std::string, Plan> plans_;  // by all that decides a source; see KeyOf
 };
 
 }  // namespace jaxgraph

@@ -24,7 +24,8 @@ class RelaxedCapture {
 };
 
 std::string NameOf(const std::string& source) {
-  std::string name = source.rfind("// row", 0) == 0 ? "jaxgraph_row_" : "jaxgraph_expr_";
+  // A source's first line says what it is of: "// expr".
+  std::string name = "jaxgraph_" + source.substr(3, source.find('\n') - 3) + "_";
   char digits[3];
   for (const uint8_t byte : HashBytes(source)) {
     std::snprintf(digits, sizeof digits, "%02x", byte);

@@ -247,6 +247,22 @@ template <class T, class F> DEV T to_int(F v) {
   return T(whole > largest ? largest : whole < least ? least : whole);
 }
 
+// ---- indices ----
+// Where a slice starts: what its index says, made to fit into [0, limit].
+template <class T> DEV i64 start_at(const char* from, i64 limit, bool& inside) {
+  const T v = *(const T*)from;
+  const i64 largest = i64(~0ull >> 1);
+  const i64 at = !is_signed<T>() && sizeof(T) == 8 && i64(v) < 0 ? largest : i64(v);
+  if (at < 0 || at > limit) inside = false;
+  return at < 0 || limit < 0 ? 0 : at < limit ? at : limit;
+}
+// A word of `pattern`s.
+template <int N> DEV typename Raw<N>::T filled(u64 pattern) {
+  union { typename Raw<N>::T raw; u64 bits[2]; } u;
+  u.bits[0] = u.bits[1] = pattern;
+  return u.raw;
+}
+
 // ---- reductions ----
 template <class T> struct Word { typedef u32 W; };
 template <> struct Word<i64> { typedef u64 W; };

@@ -12,7 +12,6 @@ namespace jaxgraph {
 namespace {
 
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kExprThreads = 128;
 constexpr int64_t kElementsPerLane = 1 << 15;  // EXPR: before a thread takes more than one element
 constexpr uint32_t kMaxVectorBytes = 16;
 constexpr uint32_t kMaxVector = 8;
@@ -64,16 +63,24 @@ class Generator {
   }
 
   bool Generate() {
-    if (request_.num_srcs + request_.num_outs == 0 || p_.count == 0) return false;
-    for (const Section& section : sections_) {
-      if (section.scalar && section.ordered) return false;
-    }
-    const bool right = request_.row ? Row() : Expr();
+    const bool right = IsPossible() && (request_.row ? Row() : Expr("p.", "blockIdx.x"));
     if (right) source_->text = Head() + body_ + "}\n";
     return right;
   }
 
+  bool GenerateBody(const std::string& operands, const std::string& block) {
+    const bool right = IsPossible() && Expr(operands, block);
+    if (right) source_->text = body_;
+    return right;
+  }
+
  private:
+  bool IsPossible() const {
+    if (request_.num_srcs + request_.num_outs == 0 || p_.count == 0) return false;
+    return std::none_of(sections_.begin(), sections_.end(),
+                        [](const Section& s) { return s.scalar && s.ordered; });
+  }
+
   // ---- text ----
   void Line(const char* format, ...) __attribute__((format(printf, 2, 3))) {
     va_list arguments;
@@ -394,8 +401,37 @@ class Generator {
     return true;
   }
 
+  // ---- rows of SET_ROWS that are an output as well ----
+  static std::string PlacesName(const FedRows& fed) {
+    return "to_" + fed.place.substr(fed.place.rfind('_') + 1) + "_" + Str(fed.out);
+  }
+
+  // Where each element of the thread goes. In front of all else: an index is read while the sources
+  // are.
+  void FindPlaces(const FedRows& fed, const Tile& tile, int last) {
+    const std::string name = PlacesName(fed);
+    Line("char* %s[%u];", name.c_str(), tile.elements);
+    Line("#pragma unroll");
+    Line("for (int e = 0; e < %u; ++e)", tile.elements);
+    Line("%s[e] = %s(p, u32%s);", name.c_str(), fed.place.c_str(),
+         Linear(fed.offset, p_.out_strides[fed.out], last, tile.position.c_str()).c_str());
+  }
+
+  bool StorePlaces(const FedRows& fed, const Section& section, const Tile& tile) {
+    if (section.ordered) return false;
+    for (int i = section.begin; i < section.end; ++i) {
+      const ExprInstr& in = p_.instrs[i];
+      if (OpOf(i) != ExprOp::kStore || in.aux != fed.out) continue;
+      const std::string name = PlacesName(fed);
+      Line("#pragma unroll");
+      Line("for (int e = 0; e < %u; ++e)", tile.elements);
+      Line("if (%s[e]) *(%s*)%s[e] = w%d[e];", name.c_str(), MemoryType(in.dtype), name.c_str(), i);
+    }
+    return true;
+  }
+
   // ---- EXPR ----
-  bool Expr() {
+  bool Expr(const std::string& operands, const std::string& block) {
     const Section& section = sections_[1];
     const int last = p_.rank - 1;
     const int64_t length = p_.divide[last].divisor;
@@ -406,23 +442,26 @@ class Generator {
     source_->block = kExprThreads;
     source_->grid = static_cast<uint32_t>(CeilDiv(groups, kExprThreads));
 
-    Line("const u32 i = blockIdx.x * %uu + threadIdx.x;", kExprThreads);
+    Line("const u32 i = %s * %uu + threadIdx.x;", block.c_str(), kExprThreads);
     if (groups % kExprThreads != 0) Line("if (i >= %uu) return;", groups);
     // The innermost dimension in groups, the others as they are.
     const uint32_t across = static_cast<uint32_t>(length / vector);
     Line("const u32 first = (i %% %uu) * %uu, outer = i / %uu;", across, vector, across);
     Indices(last, "outer");
     for (int s = 0; s < request_.num_srcs; ++s) {
-      Line("const char* const q_s%d = p.s%d + %s;", s, s,
+      Line("const char* const q_s%d = %ss%d + %s;", s, operands.c_str(), s,
            Linear(0, p_.src_strides[s], last, nullptr).c_str());
     }
     for (int o = 0; o < request_.num_outs; ++o) {
-      Line("char* const q_o%d = p.o%d + %s;", o, o,
+      Line("char* const q_o%d = %so%d + %s;", o, operands.c_str(), o,
            Linear(0, p_.out_strides[o], last, nullptr).c_str());
     }
     const Tile tile = {vector, vector, "q_", "(first + e)", "first", "", ""};
+    for (const FedRows& fed : request_.fed) FindPlaces(fed, tile, last);
     LoadSection(section, tile, true);
-    return Elements(section, tile, last);
+    return Elements(section, tile, last) &&
+           std::all_of(request_.fed.begin(), request_.fed.end(),
+                       [&](const FedRows& fed) { return StorePlaces(fed, section, tile); });
   }
 
   // ---- ROW ----
@@ -655,6 +694,11 @@ class Generator {
 
 bool GenerateSource(const KernelRequest& request, KernelSource* source) {
   return Generator(request, source).Generate();
+}
+
+bool GenerateExprBody(const KernelRequest& request, const std::string& operands,
+                      const std::string& block, KernelSource* source) {
+  return Generator(request, source).GenerateBody(operands, block);
 }
 
 }  // namespace jaxgraph

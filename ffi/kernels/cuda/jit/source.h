@@ -5,10 +5,20 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ffi/kernels/cuda/expr_params.h"
 
 namespace jaxgraph {
+
+// Of an EXPR in a group: its output `out` is stored a second time, as rows of a SET_ROWS. The first
+// element is byte `offset` of the rows, which lie without gaps; the kernel's function `place` says
+// where a byte of them goes, or null where it goes nowhere.
+struct FedRows {
+  int out = 0;
+  int64_t offset = 0;
+  std::string place;
+};
 
 struct KernelRequest {
   bool row = false;       // ROW, else EXPR
@@ -18,6 +28,7 @@ struct KernelRequest {
   std::array<uint8_t, kExprMaxSrcs> src_alignment{};    // the address is a multiple of this; <= 16
   std::array<uint8_t, kExprMaxOuts> out_alignment{};    //
   std::array<uint16_t, kExprMaxOuts> overlapping = {};  // bit s: source s shares bytes with it
+  std::vector<FedRows> fed;                             // EXPR: only where nothing overlaps
 };
 
 struct KernelSource {
@@ -31,5 +42,12 @@ struct KernelSource {
 // The kernel takes one struct: the addresses of the sources, then those of the outputs. False: the
 // program has something in it that only the interpreter runs.
 bool GenerateSource(const KernelRequest& request, KernelSource* source);
+
+// The body alone of an EXPR's kernel, which shares a kernel with other nodes: addresses are named
+// `operands` + "s0" ..., and `block` is the name of the block's number within this node's blocks.
+// Blocks have source->block threads, kExprThreads.
+constexpr uint32_t kExprThreads = 128;
+bool GenerateExprBody(const KernelRequest& request, const std::string& operands,
+                      const std::string& block, KernelSource* source);
 
 }  // namespace jaxgraph
