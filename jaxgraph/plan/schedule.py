@@ -78,12 +78,15 @@ def fusion_runs(order: Sequence[Unit]) -> list[int]:
     """For each unit the number of the run that one kernel may cover.
 
     A run is: a row kernel, the products that read its row, and an elementwise kernel that reads
-    them; or elementwise kernels and updates next to each other.
+    them; or small kernels next to each other: elementwise ones, gathers, updates, copies. Where
+    the products' elementwise kernel is the first of such (rotary embedding), it is all one run.
     """
     runs: list[int] = []
     at = 0
     while at < len(order):
-        end = max(_product_run(order, at), _light_run(order, at), at + 1)
+        products = _product_run(order, at)
+        light = products - 1 if products > at and order[products - 1].op == un.EXPR else at
+        end = max(products, _light_run(order, light), at + 1)
         runs += [at] * (end - at)
         at = end
     return runs
@@ -102,12 +105,13 @@ def _product_run(order: Sequence[Unit], at: int) -> int:
     return end
 
 
-_LIGHT_RUN = 6
+_LIGHT = (un.EXPR, un.GATHER, un.SET_ROWS, un.COPY)
+_MAX_LIGHT_RUN = 8
 
 
 def _light_run(order: Sequence[Unit], at: int) -> int:
     end = at
-    while end < len(order) and end - at < _LIGHT_RUN and order[end].op in (un.EXPR, un.SET_ROWS):
+    while end < len(order) and end - at < _MAX_LIGHT_RUN and order[end].op in _LIGHT:
         end += 1
     return end
 

@@ -174,6 +174,7 @@ def test_a_run_that_one_kernel_may_cover_never_reuses_its_own_memory():
         members.setdefault(run, []).append(unit)
     kinds = {tuple(un.OP_NAMES[u.op] for u in run) for run in members.values()}
     assert ("ROW", "MATMUL", "MATMUL", "EXPR") in kinds
+    assert ("ROW", *["MATMUL"] * 3, "EXPR", "EXPR", "SET_ROWS", "SET_ROWS") in kinds
     for run in members.values():
         buffers = {
             id(b): b for u in run for r in (*u.outs, *u.srcs) for b in [plan.buffers[r.tensor.id]]
