@@ -39,10 +39,8 @@ void UseRegisters(const Attention& attention, DType computed, ExprProgram* p) {
   }
 }
 
-Status Prepare(const ResolvedNode& resolved, AttentionNode* prepared) {
+Status Prepare(const ResolvedNode& resolved, Attention attention, AttentionNode* prepared) {
   const Node& node = *resolved.node;
-  Attention attention;
-  JAXGRAPH_RETURN_IF_ERROR(DecodeAttention(node, &attention));
   const TensorRef &q = node.srcs[0], &k = node.srcs[1], &v = node.srcs[2], &out = node.outs[0];
   for (const int64_t n :
        {out.shape[0] * out.shape[1], out.shape[2], out.shape[3], q.shape[3], v.shape[2]}) {
@@ -66,6 +64,11 @@ Status Prepare(const ResolvedNode& resolved, AttentionNode* prepared) {
   if (args.form.known && args.form.position >= 0) {
     args.position = program.srcs[args.form.position];
     std::copy_n(program.src_strides[args.form.position], 3, args.position_strides);
+  }
+
+  if (args.form.known && args.form.bias >= 0) {
+    args.bias = program.srcs[args.form.bias];
+    std::copy_n(program.src_strides[args.form.bias], 4, args.bias_strides);
   }
 
   args.q = resolved.srcs[0];
@@ -122,12 +125,25 @@ bool FitsTensorKernel(const AttentionArgs& args) {
          args.d % 16 == 0 && args.e % 16 == 0;
 }
 
-Status EmitAttention(const ResolvedNode& resolved, bool clusters, Launches* launches) {
+Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool clusters,
+                     Launches* launches) {
+  const ResolvedNode& resolved = nodes[first];
+  Attention attention;
+  JAXGRAPH_RETURN_IF_ERROR(DecodeAttention(*resolved.node, &attention));
   AttentionNode node = {};
-  JAXGRAPH_RETURN_IF_ERROR(Prepare(resolved, &node));
+  JAXGRAPH_RETURN_IF_ERROR(Prepare(resolved, attention, &node));
   const AttentionArgs& args = node.args;
   if (args.b0 == 0 || args.b1 == 0 || args.g == 0 || args.e == 0) return Status::Ok();
-  if (args.s == 0 || !FitsStreamKernel(args)) {
+  const bool streams = args.s > 0 && FitsStreamKernel(args);
+  if (streams && clusters && FitsDecodeKernel(args)) {
+    const int source = args.form.position, raw = attention.params.raw_source;
+    const int position = source < 0 ? -1 : 3 + source - (source > raw);
+    LaunchAttentionDecode(args, FindEarlyCache(nodes, first, attention, position),
+                          SplitForDecode(args), launches);
+    return Status::Ok();
+  }
+  if (!args.form.simple()) node.args.form = {};  // the other kernels run the program
+  if (!streams) {
     LaunchAttentionStrided(node, launches);
   } else if (clusters && FitsTensorKernel(args)) {
     LaunchAttentionTensor(node, launches);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ffi/core/dtype.h"
+#include "ffi/kernels/cuda/attention_early.h"
 #include "ffi/kernels/cuda/attention_form.h"
 #include "ffi/kernels/cuda/expr_params.h"
 #include "ffi/kernels/cuda/fast_div.h"
@@ -21,9 +22,9 @@ struct AttentionArgs {
   const char *q, *k, *v;
   char* out;
   const char* bound;                                                 // null: there is none
-  const char* position;                                              // of the known form
+  const char *position, *bias;                                       // of the known form
   int64_t q_strides[4], k_strides[4], v_strides[4], out_strides[4];  // as the node's tensors
-  int64_t bound_strides[3], position_strides[3];
+  int64_t bound_strides[3], position_strides[3], bias_strides[4];
   ScoreForm form;
   int32_t b0, b1, g, d, s, e;
   DType q_dtype, k_dtype, v_dtype, out_dtype, bound_dtype, masked_dtype;
@@ -47,6 +48,17 @@ struct ProgramParams {
   ExprParams program;
   Plan plan;
 };
+
+// Bf16 or f16 throughout, rows of 64 or 128 elements, queries at multiples of 16 bytes, a known
+// form of scores (compute capability 9.0).
+bool FitsDecodeKernel(const AttentionArgs& args);
+// Blocks of a cluster, among which the cache is split, and warps of a block.
+struct AttentionSplit {
+  int32_t blocks, warps;
+};
+AttentionSplit SplitForDecode(const AttentionArgs& args);
+void LaunchAttentionDecode(const AttentionArgs& args, const EarlyCache& early,
+                           const AttentionSplit& split, Launches* launches);
 
 // Keys contiguous along d, values along e, both of one dtype (bf16, f16 or f32), rows at multiples
 // of 16 bytes: streamed, split over the blocks of a cluster where `clusters` says so.

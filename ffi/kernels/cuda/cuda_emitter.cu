@@ -77,7 +77,7 @@ class CudaEmitterImpl final : public Emitter {
     if (*covered == 0) *covered = EmitCompiled(nodes, first, fusion, launches);
     if (*covered == 0) {
       *covered = 1;
-      JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes[first], launches));
+      JAXGRAPH_RETURN_IF_ERROR(EmitOne(nodes, first, launches));
     }
     for (size_t i = before; i < launches->size(); ++i) {
       Launch& launch = (*launches)[i];
@@ -124,7 +124,9 @@ class CudaEmitterImpl final : public Emitter {
     return alone;
   }
 
-  Status EmitOne(const ResolvedNode& node, std::vector<Launch>* launches) const {
+  Status EmitOne(const std::vector<ResolvedNode>& nodes, size_t first,
+                 std::vector<Launch>* launches) const {
+    const ResolvedNode& node = nodes[first];
     switch (node.node->op) {
       case Op::kView:
         return Status::Ok();
@@ -141,7 +143,7 @@ class CudaEmitterImpl final : public Emitter {
       case Op::kCopy:
         return EmitCopy(node, launches);
       case Op::kAttention:
-        return EmitAttention(node, clusters_, launches);
+        return EmitAttention(nodes, first, clusters_, launches);
     }
     return Status(Code::kUnsupported, "no CUDA kernel for this kind of node");
   }

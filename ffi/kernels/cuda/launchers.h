@@ -16,7 +16,9 @@ Status EmitMatmul(const ResolvedNode& node, bool clusters, Launches* launches);
 Status EmitGather(const ResolvedNode& node, Launches* launches);
 Status EmitSetRows(const ResolvedNode& node, Launches* launches);
 Status EmitCopy(const ResolvedNode& node, Launches* launches);
-Status EmitAttention(const ResolvedNode& node, bool clusters, Launches* launches);
+// The node nodes[first]; it looks at those before it.
+Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool clusters,
+                     Launches* launches);
 void EmitSlotCopyLaunches(const std::vector<SlotCopy>& copies, Launches* launches);
 
 }  // namespace jaxgraph

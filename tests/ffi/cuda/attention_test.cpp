@@ -1,6 +1,9 @@
 // ATTENTION on CUDA: what the random nodes of kernels_test.cpp meet too seldom.
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/device/host/serial_for.h"
@@ -15,16 +18,31 @@ class CudaAttentionTest : public CudaTest {
  protected:
   // Eager, or captured and replayed.
   Buffers Run(const NodeCase& c, bool captured, const Emitter& emitter = CudaEmitter()) {
+    return RunAll({c.node}, {0}, c.buffers, captured, emitter);
+  }
+
+  // Nodes that follow one another; constants[i]: the sources of nodes[i] that no node writes.
+  Buffers RunAll(const std::vector<Node>& nodes, const std::vector<uint32_t>& constants,
+                 const Buffers& buffers, bool captured, const Emitter& emitter = CudaEmitter()) {
     std::vector<DeviceBytes> memory;
     std::vector<char*> addresses;
-    for (const auto& buffer : c.buffers) {
+    for (const auto& buffer : buffers) {
       memory.emplace_back(buffer.size(), stream());
       memory.back().Upload(buffer);
       addresses.push_back(memory.back().data());
     }
+    std::vector<ResolvedNode> resolved;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      resolved.push_back(Resolve(nodes[i], addresses));
+      resolved.back().constant_srcs = constants[i];
+    }
     std::vector<Launch> launches;
-    size_t covered = 0;
-    EXPECT_TRUE(emitter.Emit({Resolve(c.node, addresses)}, 0, true, &launches, &covered).ok());
+    for (size_t first = 0; first < nodes.size();) {
+      size_t covered = 0;
+      EXPECT_TRUE(emitter.Emit(resolved, first, true, &launches, &covered).ok());
+      first += std::max<size_t>(covered, 1);
+    }
+    launches.front().dependent = false;
     if (captured) {
       GraphHandle graph = nullptr;
       ExecHandle exec = nullptr;
@@ -45,16 +63,18 @@ class CudaAttentionTest : public CudaTest {
     return result;
   }
 
-  static Buffers OnHost(const NodeCase& c) {
-    Buffers buffers = c.buffers;
-    std::vector<Launch> launches;
-    size_t covered = 0;
-    EXPECT_TRUE(HostEmitter()
-                    .Emit({Resolve(c.node, Addresses(buffers))}, 0, true, &launches, &covered)
-                    .ok());
-    SerialFor serial;
-    for (const Launch& launch : launches) {
-      launch.kernel->host_function(launch.params.data(), serial);
+  static Buffers OnHost(const NodeCase& c) { return AllOnHost({c.node}, c.buffers); }
+  static Buffers AllOnHost(const std::vector<Node>& nodes, Buffers buffers) {
+    for (const Node& node : nodes) {
+      std::vector<Launch> launches;
+      size_t covered = 0;
+      EXPECT_TRUE(HostEmitter()
+                      .Emit({Resolve(node, Addresses(buffers))}, 0, true, &launches, &covered)
+                      .ok());
+      SerialFor serial;
+      for (const Launch& launch : launches) {
+        launch.kernel->host_function(launch.params.data(), serial);
+      }
     }
     return buffers;
   }
@@ -96,7 +116,7 @@ TEST_F(CudaAttentionTest, ModelsDecodeSteps) {
         AttentionSpec spec = Decode(t, 3, group, width, 1000, UniformInt(rng, 0, 1001));
         spec.raw = Chance(rng, 0.5) ? t : DType::kF32;
         ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
-        spec.bias = true;  // through the interpreter
+        spec.bias = true;  // another form, or the interpreter
         ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
       }
     }
@@ -149,6 +169,148 @@ TEST_F(CudaAttentionTest, WideRows) {  // wider than the streaming kernel takes
   Rng rng(6);
   for (DType t : {DType::kBF16, DType::kF64}) {
     ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, Decode(t, 2, 2, 320, 300, 123))));
+  }
+}
+
+// A decode step's attention with what stands before it: a launch that takes its time, then the
+// new keys and values.
+struct Step {
+  NodeCase attention;
+  std::vector<Node> nodes;
+  std::vector<uint32_t> constants;
+};
+
+Node WriteRows(NodeCase* c, Rng& rng, const TensorRef& cache, int along, int64_t rows,
+               const TensorRef& index) {
+  Node node;
+  node.op = Op::kSetRows;
+  TensorRef whole = cache;  // [b0, b1, s, width]
+  if (along == 3) {
+    std::swap(whole.shape[2], whole.shape[3]);
+    std::swap(whole.strides[2], whole.strides[3]);
+  }
+  const TensorRef slices =
+      MakeTensor(rng, c, cache.dtype, {1, whole.shape[0], whole.shape[1], rows, whole.shape[3]},
+                 Layout::kDense);
+  FillRandom(rng, c, slices, -1, 1);
+  IndexParams params;
+  params.num_components = 1;
+  params.dim[0] = 2;
+  node.params.assign(reinterpret_cast<const char*>(&params), sizeof params);
+  node.outs = {whole};
+  node.srcs = {whole, slices, index};
+  return node;
+}
+
+Step MakeStep(Rng& rng, const AttentionSpec& spec, int64_t rows, int32_t row) {
+  Step step{MakeAttention(rng, spec), {}, {}};
+  NodeCase& c = step.attention;
+  Node copy;
+  copy.op = Op::kCopy;
+  copy.srcs = {MakeTensor(rng, &c, DType::kF32, {1 << 19}, Layout::kDense)};
+  copy.outs = {MakeTensor(rng, &c, DType::kF32, {1 << 19}, Layout::kDense)};
+  const TensorRef& k = c.node.srcs[1];
+  const TensorRef& v = c.node.srcs[2];
+  TensorRef index;  // where the position lies, and behind it
+  index.dtype = DType::kS32;
+  index.rank = 1;
+  index.shape[0] = 1;
+  index.base = c.node.srcs[3].base;
+  std::vector<char>& bytes = c.buffers[index.base];
+  bytes.resize((bytes.size() + 3) / 4 * 4);
+  index.offset = static_cast<int64_t>(bytes.size());
+  bytes.insert(bytes.end(), reinterpret_cast<const char*>(&row),
+               reinterpret_cast<const char*>(&row) + sizeof row);
+  step.nodes = {copy, WriteRows(&c, rng, k, 3, rows, index), WriteRows(&c, rng, v, 2, rows, index),
+                c.node};
+  step.constants = {0, 0, 0, 1u << 3};
+  return step;
+}
+
+TEST_F(CudaAttentionTest, RowsThatTheLaunchBeforeWrites) {
+  Rng rng(7);
+  for (const DType t : {DType::kBF16, DType::kF16}) {
+    for (const int64_t width : {64, 128}) {
+      for (const int64_t position : {0, 32, 511, 1023}) {
+        for (const int64_t row : {position, position / 2, int64_t{5}, int64_t{-3}, int64_t{4000}}) {
+          const int64_t rows = UniformInt(rng, 1, 40);
+          AttentionSpec spec = Decode(t, 3, 4, width, 1024, position);
+          if (Chance(rng, 0.5)) spec.keys = spec.values = CacheLayout::kHeadsFirst;
+          const Step step = MakeStep(rng, spec, rows, static_cast<int32_t>(row));
+          const Buffers got = RunAll(step.nodes, step.constants, step.attention.buffers, true);
+          NodeCase after = step.attention;
+          after.buffers = AllOnHost(step.nodes, step.attention.buffers);
+          ASSERT_TRUE(SameResult(after, got, after.buffers))
+              << "position " << position << ", " << rows << " rows from " << row;
+          ASSERT_TRUE(got == RunAll(step.nodes, {0, 0, 0, 0}, step.attention.buffers, false))
+              << "reading early changes bits";
+        }
+      }
+    }
+  }
+}
+
+// What every split of the cache has in common: an odd end, nothing seen, all heads of a piece.
+TEST_F(CudaAttentionTest, DecodeShapes) {
+  Rng rng(8);
+  for (const DType t : {DType::kBF16, DType::kF16}) {
+    for (const int64_t width : {64, 128}) {
+      for (const int64_t s : {1, 15, 33, 128, 1000, 5000}) {
+        for (const int64_t group : {1, 3, 4, 8, 11}) {
+          AttentionSpec spec = Decode(t, s > 1000 ? 1 : UniformInt(rng, 1, 5), group, width, s, 0);
+          spec.b0 = s > 1000 ? 1 : UniformInt(rng, 1, 2);
+          spec.per_query = Chance(rng, 0.5);
+          spec.last_position = UniformInt(rng, 0, s);
+          spec.first_position = Chance(rng, 0.5) ? 0 : spec.last_position;
+          if (Chance(rng, 0.3)) spec.masked_value = -3e4;
+          if (Chance(rng, 0.3)) spec.keys = spec.values = CacheLayout::kHeadsFirst;
+          if (Chance(rng, 0.3)) spec.raw = t;
+          if (Chance(rng, 0.2)) spec.causal = false;
+          spec.soft_cap = Chance(rng, 0.2);
+          spec.bias = Chance(rng, 0.2);
+          if (Chance(rng, 0.3)) spec.window = UniformInt(rng, 1, s + 2);
+          ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
+        }
+      }
+    }
+  }
+}
+
+// Infinite values come out as the formula has it: infinite where they are seen, and where weights
+// of both signs of infinity meet, NaN. Behind the bound they are not there.
+TEST_F(CudaAttentionTest, InfiniteValues) {
+  Rng rng(9);
+  for (const int64_t width : {64, 128}) {
+    const int64_t s = 300, position = 200;
+    NodeCase c = MakeAttention(rng, Decode(DType::kBF16, 2, 3, width, s, position));
+    const TensorRef& v = c.node.srcs[2];
+    const auto put = [&](int64_t head, int64_t at, int64_t column, double value) {
+      const int64_t index[] = {0, head, at, column};
+      Write(c.buffers, v, index, {value, 0});
+    };
+    put(0, 3, 5, HUGE_VAL);
+    put(0, 150, 7, -HUGE_VAL);
+    put(1, 200, 0, HUGE_VAL);
+    put(1, 20, 1, HUGE_VAL);
+    put(1, 30, 1, -HUGE_VAL);
+    put(1, 201, 3, HUGE_VAL);  // not seen
+    put(1, 299, 4, HUGE_VAL);
+    const Buffers got = Run(c, false);
+    ForEachIndex(c.node.outs[0], [&](const int64_t* i) {
+      const double value = Read(got, c.node.outs[0], i).f;
+      if (i[1] == 0 && i[3] == 5) {
+        EXPECT_EQ(value, HUGE_VAL);
+      } else if (i[1] == 0 && i[3] == 7) {
+        EXPECT_EQ(value, -HUGE_VAL);
+      } else if (i[1] == 1 && i[3] == 0) {
+        EXPECT_EQ(value, HUGE_VAL);
+      } else if (i[1] == 1 && i[3] == 1) {
+        EXPECT_TRUE(std::isnan(value));
+      } else {
+        EXPECT_LE(std::fabs(value), 1) << "head " << i[1] << ", column " << i[3];
+      }
+    });
+    ASSERT_TRUE(Run(c, true) == got);
   }
 }
 

@@ -19,7 +19,7 @@ struct AttentionSpec {
   DType q = DType::kF32, k = DType::kF32, v = DType::kF32, out = DType::kF32;
   DType raw = DType::kF32, masked = DType::kF32;
   CacheLayout keys = CacheLayout::kHeadsFirst, values = CacheLayout::kHeadsFirst;
-  bool aligned = true;  // the cache begins where its buffer does
+  bool aligned = true;  // the cache and the queries begin where their buffers do
 
   bool soft_cap = false;
   bool bias = false;                              // a source of [b0, b1, g, s] that is added
@@ -138,7 +138,8 @@ inline NodeCase MakeAttention(Rng& rng, const AttentionSpec& spec) {
   NodeCase c;
   c.node.op = Op::kAttention;
   const Layout queries = spec.aligned ? Layout::kDense : Layout::kStrided;
-  const TensorRef q = MakeTensor(rng, &c, spec.q, {spec.b0, spec.b1, spec.g, spec.d}, queries);
+  TensorRef q = MakeTensor(rng, &c, spec.q, {spec.b0, spec.b1, spec.g, spec.d}, queries);
+  if (spec.aligned) q.offset = 0;
   FillRandom(rng, &c, q, -2, 2);
   c.node.srcs = {q, MakeCache(rng, &c, spec.k, spec, spec.keys, true, spec.d),
                  MakeCache(rng, &c, spec.v, spec, spec.values, false, spec.e)};

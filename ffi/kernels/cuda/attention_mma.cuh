@@ -1,0 +1,68 @@
+// Tensor cores, as the kernels of ATTENTION use them: few queries are the columns of a product.
+#pragma once
+
+#include "ffi/kernels/cuda/matmul_device.cuh"
+#include "ffi/kernels/cuda/scalar.cuh"
+
+// Older devices compile empty kernels, so that for them these have no caller.
+#pragma nv_diag_suppress 177
+
+namespace jaxgraph {
+
+constexpr int kMmaHeads = 8;  // queries at a time
+
+struct Fragment {  // 16 x 16 of the left operand
+  uint32_t word[4];
+};
+
+// An 8 x 8 matrix of 16-bit numbers that lies across the warp, transposed.
+__device__ __forceinline__ uint32_t Transposed(uint32_t rows) {
+  uint32_t columns;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
+  return columns;
+}
+
+// Numbers of 16 bits, and c += a x b of them (16 x 16 by 16 x 8).
+struct BF16Math {
+  static __device__ __forceinline__ void MultiplyAdd(const Fragment& a, uint32_t b0, uint32_t b1,
+                                                     float (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
+  }
+  static __device__ __forceinline__ uint16_t Narrow(float v) { return FloatToBF16(v); }
+  static __device__ __forceinline__ float Widen(uint16_t v) { return BF16ToFloat(v); }
+};
+struct F16Math {
+  static __device__ __forceinline__ void MultiplyAdd(const Fragment& a, uint32_t b0, uint32_t b1,
+                                                     float (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
+  }
+  static __device__ __forceinline__ uint16_t Narrow(float v) { return FloatToF16(v); }
+  static __device__ __forceinline__ float Widen(uint16_t v) { return F16ToFloat(v); }
+};
+
+__device__ __forceinline__ uint32_t Pair(uint16_t low, uint16_t high) {
+  return low | static_cast<uint32_t>(high) << 16;
+}
+
+// ---- what a lane owns ----
+// Products have their rows at lane / 4 and 8 below, their columns (queries) at lane % 4 * 2 and the
+// next.
+
+__device__ __forceinline__ int FirstRow() { return threadIdx.x % kWarp / 4; }
+__device__ __forceinline__ int FirstHead() { return threadIdx.x % 4 * 2; }
+
+// Over the lanes that have the same queries.
+template <typename F>
+__device__ __forceinline__ float AcrossRows(float x, F combine) {
+#pragma unroll
+  for (int o = 4; o < kWarp; o *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, o));
+  return x;
+}
+
+}  // namespace jaxgraph
