@@ -10,6 +10,7 @@
 #include "ffi/bind/plain_data.h"
 #include "ffi/bind/program_spec.h"
 #include "ffi/bind/testing.h"
+#include "ffi/core/placement.h"
 #include "ffi/core/program.h"
 #include "ffi/runtime/runtime.h"
 
@@ -49,6 +50,12 @@ nb::dict Describe(const nb::bytes& bytes) {
   return DescribeProgram(program);
 }
 
+uint64_t ArenaBytes(const nb::bytes& bytes) {
+  Program program;
+  Raise(Decode({bytes.c_str(), bytes.size()}, &program));
+  return ArenaBytesOf(program);
+}
+
 nb::dict StatsOf(uint64_t function_id) {
   return ToDict(WithoutGil([&] { return Runtime::Get().Stats(function_id); }));
 }
@@ -73,6 +80,27 @@ Platform PlatformOf(const std::string& name) {
   if (name == "cpu") return Platform::kHost;
   if (name == "CUDA") return Platform::kCuda;
   throw nb::value_error(("unknown platform '" + name + "': 'cpu' or 'CUDA'").c_str());
+}
+
+nb::list VariantsOf(uint64_t function_id) {
+  nb::list out;
+  for (const DeviceVariant& v : WithoutGil([&] { return Runtime::Get().Variants(function_id); })) {
+    nb::dict variant = ToDict(v.variant);
+    variant["device"] = v.device->ordinal();
+    out.append(variant);
+  }
+  return out;
+}
+
+nb::dict Preview(const std::string& platform, int ordinal, const nb::bytes& bytes) {
+  Program program;
+  Raise(Decode({bytes.c_str(), bytes.size()}, &program));
+  const Platform p = PlatformOf(platform);
+  VariantDescription description;
+  Raise(WithoutGil([&] { return Runtime::Get().Preview(p, ordinal, program, &description); }));
+  nb::dict variant = ToDict(description);
+  variant["device"] = ordinal;
+  return variant;
 }
 
 void Reserve(const std::string& platform, int ordinal, uint64_t bytes) {
@@ -102,6 +130,9 @@ NB_MODULE(_native, m) {
   m.def("encode_program", EncodeProgram, nb::arg("spec"),
         "A program's bytes from its spec; raises ValueError where the core would refuse it.");
   m.def("describe_program", Describe, nb::arg("program"), "A program's bytes as plain data.");
+  m.def("arena_bytes", ArenaBytes, nb::arg("program"),
+        "What a program needs of the arena: intermediates, and a slot for each base that may want "
+        "one.");
   m.def("stats", StatsOf, nb::arg("function_id"), "Counters of a function (0: all).");
   m.def("events", EventsOf, nb::arg("function_id"), nb::arg("after") = 0,
         "Events of a function (0: all) newer than number `after`, oldest first.");
@@ -111,10 +142,10 @@ NB_MODULE(_native, m) {
   m.def(
       "reset_stats", [](uint64_t id) { WithoutGil([&] { Runtime::Get().ResetStats(id); }); },
       nb::arg("function_id"), "Zeroes counters, forgets events; executables stay. 0: all.");
-  m.def(
-      "describe",
-      [](uint64_t id) { return WithoutGil([&] { return Runtime::Get().Describe(id); }); },
-      nb::arg("function_id"), "Per split: chunks, launches, placements; lines of text.");
+  m.def("variants", VariantsOf, nb::arg("function_id"),
+        "What the ledgers hold of a function (0: of all): stages, chunks, places of bases.");
+  m.def("preview", Preview, nb::arg("platform"), nb::arg("ordinal"), nb::arg("program"),
+        "What a recording of a program would be on a device: as in `variants`. Runs nothing.");
   m.def(
       "clear", [](uint64_t id) { WithoutGil([&] { Runtime::Get().Clear(id); }); },
       nb::arg("function_id"), "Forgets executables and counters of a function (0: all).");

@@ -74,4 +74,43 @@ nb::dict ToDict(const Execution& execution) {
   return out;
 }
 
+nb::dict ToDict(const VariantDescription& variant) {
+  static constexpr const char* kKinds[] = {"arena", "operand", "result"};
+  nb::list chunks;
+  for (const ChunkDescription& c : variant.chunks) {
+    nb::dict chunk;
+    chunk["first_node"] = c.first_node;
+    chunk["nodes"] = c.node_count;
+    chunk["launches"] = c.launches;
+    chunks.append(chunk);
+  }
+  nb::list bases;
+  for (const BaseDescription& b : variant.bases) {
+    nb::dict base;
+    base["label"] = b.label;
+    base["kind"] = kKinds[static_cast<int>(b.kind)];
+    base["nbytes"] = b.nbytes;
+    base["place"] = NameOf(b.place);
+    base["nodes"] = b.nodes;
+    base["moves"] = b.moves;
+    base["calls"] = b.calls;
+    base["why"] = b.why;
+    bases.append(base);
+  }
+  nb::dict out;
+  out["function_id"] = variant.function_id;
+  out["split"] = variant.split;
+  out["program_id"] = nb::bytes(variant.program_id.data(), variant.program_id.size());
+  out["number"] = variant.number;
+  out["stage"] = variant.stage;
+  out["calls"] = variant.calls;
+  out["chunks"] = chunks;
+  out["arena_bytes"] = variant.arena_bytes;
+  out["not_capturable"] = variant.not_capturable;
+  out["failures"] = variant.failures;
+  out["last_failure"] = variant.last_failure;
+  out["bases"] = bases;
+  return out;
+}
+
 }  // namespace jaxgraph

@@ -23,6 +23,7 @@ void Raise(const Status& status);
 
 nanobind::dict ToDict(const Counters& counters);
 nanobind::dict ToDict(const Execution& execution);
+nanobind::dict ToDict(const VariantDescription& variant);
 nanobind::list ToList(const std::vector<Event>& events);
 
 }  // namespace jaxgraph

@@ -118,7 +118,6 @@ class Machine {
     for (const Execution& e : executor_->Executions(0)) out.append(ToDict(e));
     return out;
   }
-  std::vector<std::string> Describe() { return executor_->Describe(0); }
   void Clear(uint64_t function_id) { executor_->Clear(function_id); }
   void Reserve(uint64_t bytes) { Raise(executor_->Reserve(bytes)); }
   void Advance(double seconds) { now_ += seconds; }
@@ -256,7 +255,6 @@ void DefineTesting(nb::module_& m) {
       .def("stats", &Machine::Stats, nb::arg("function_id") = 0)
       .def("events", &Machine::Events)
       .def("executions", &Machine::Executions)
-      .def("describe", &Machine::Describe)
       .def("clear", &Machine::Clear, nb::arg("function_id") = 0)
       .def("reserve", &Machine::Reserve, nb::arg("nbytes"))
       .def("advance", &Machine::Advance, nb::arg("seconds"))

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "ffi/core/executor_impl.h"
@@ -272,33 +273,25 @@ std::vector<Execution> Executor::Executions(uint64_t function_id) const {
   return executions;
 }
 
-std::vector<std::string> Executor::Describe(uint64_t function_id) const {
-  std::vector<std::string> lines;
+std::vector<VariantDescription> Executor::Variants(uint64_t function_id) const {
+  std::vector<VariantDescription> out;
   for (Context* context : impl_->contexts.All()) {
     std::lock_guard lock(context->mutex);
     context->ledger.ForEach([&](const Entry& entry, const Variant& variant) {
-      const Program& program = variant.program();
-      if (function_id != 0 && program.function_id != function_id) return;
-      size_t launches = 0;
-      for (const RecordedChunk& chunk : variant.recording.chunks) {
-        launches += chunk.launches().size();
-      }
-      lines.push_back(program.function + " split " + std::to_string(program.split) + ": " +
-                      NameOf(variant.stage) + ", " + std::to_string(program.nodes.size()) +
-                      " nodes, " + std::to_string(launches) + " launches, " +
-                      std::to_string(variant.recording.chunks.size()) + " chunks, arena of " +
-                      std::to_string(variant.placement.arena_bytes()) + " bytes");
-      if (!variant.not_capturable.empty()) lines.push_back("  eager: " + variant.not_capturable);
-      if (const Failures* failures = entry.FindFailures(program)) {
-        lines.push_back("  failures: " + std::to_string(failures->count) +
-                        ", the last: " + failures->last);
-      }
-      for (size_t b = 1; b < program.bases.size(); ++b) {
-        lines.push_back("  " + variant.placement.Explain(program.bases[b], b));
-      }
+      if (function_id != 0 && variant.program().function_id != function_id) return;
+      out.push_back(DescribeVariant(entry, variant));
     });
   }
-  return lines;
+  std::sort(out.begin(), out.end(), [](const VariantDescription& a, const VariantDescription& b) {
+    return std::tie(a.split, a.number) < std::tie(b.split, b.number);
+  });
+  return out;
+}
+
+Status Executor::Preview(const Program& program, VariantDescription* description) const {
+  const DeviceScope scope(impl_->device);
+  JAXGRAPH_RETURN_IF_ERROR(scope.status());
+  return DescribeUnrecorded(program, *impl_->emitter, description);
 }
 
 }  // namespace jaxgraph

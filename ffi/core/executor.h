@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ffi/core/counters.h"
+#include "ffi/core/description.h"
 #include "ffi/core/events.h"
 #include "ffi/core/program.h"
 #include "ffi/core/status.h"
@@ -50,8 +51,10 @@ class Executor {
   std::vector<Event> Events(uint64_t function_id, uint64_t after = 0) const;
   // The last executions of every context, in order of their beginning.
   std::vector<Execution> Executions(uint64_t function_id) const;
-  // Per split of a function: chunks, launches after fusion, placements; text lines for explain.
-  std::vector<std::string> Describe(uint64_t function_id) const;
+  // The variants of a function (0: of all), by split and number.
+  std::vector<VariantDescription> Variants(uint64_t function_id) const;
+  // What a recording of the program on this device would be. Runs nothing.
+  Status Preview(const Program& program, VariantDescription* description) const;
 
  private:
   struct Impl;

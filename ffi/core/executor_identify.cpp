@@ -6,20 +6,6 @@
 #include "ffi/core/executor_impl.h"
 
 namespace jaxgraph {
-namespace {
-
-// The node that forbids a capture, for people; empty: none does.
-std::string FindNotCapturable(const Program& program, const Emitter& emitter) {
-  for (size_t n = 0; n < program.nodes.size(); ++n) {
-    const Node& node = program.nodes[n];
-    if ((node.flags & kFlagNotCapturable) == 0 && emitter.Capturable(node)) continue;
-    return "node " + std::to_string(n) + " (" + NameOf(node.op) + " " + node.label +
-           ") cannot be captured";
-  }
-  return {};
-}
-
-}  // namespace
 
 // What no earlier call has vouched for: addresses that are there, and aliases that hold.
 Status Executor::Impl::CheckAddresses(const Program& program, const Placement& placement,

@@ -179,23 +179,27 @@ void Placement::Resolve(const std::vector<char*>& addresses, char* arena,
   for (size_t b = 0; b < bases_.size(); ++b) (*resolved)[b] = ResolveOne(b, addresses, arena);
 }
 
-std::string Placement::Explain(const Base& base, size_t index) const {
-  const State& state = bases_[index];
+std::string Placement::Why(size_t base) const {
+  const State& state = bases_[base];
   const BaseFacts& facts = state.facts;
-  std::string text =
-      base.label + ": " + NameOf(state.place) + ", " + std::to_string(base.nbytes) + " bytes";
-  if (state.place == Place::kArena || state.place == Place::kNowhere) return text;
-  const std::string at = std::to_string(facts.nodes) + (facts.nodes == 1 ? " node" : " nodes");
+  if (state.place == Place::kArena || state.place == Place::kNowhere) return {};
   const std::string moved = facts.moves == 0
                                 ? "has not moved"
                                 : "moved in " + std::to_string(facts.moves) + " of " +
                                       std::to_string(std::max(facts.calls, facts.moves)) + " calls";
-  text += " (" + at + ", " + moved;
+  std::string text =
+      std::to_string(facts.nodes) + (facts.nodes == 1 ? " node, " : " nodes, ") + moved;
   if (state.place == Place::kInPlace && !state.may_wander) {
     text += facts.aliased || facts.written ? "; updated in place" : "; too large to follow";
   }
   if (state.place == Place::kSlot) text += state.late ? "; copied beside the graph" : "; copied";
-  return text + ")";
+  return text;
+}
+
+std::string Placement::Explain(const Base& base, size_t index) const {
+  const std::string why = Why(index);
+  return base.label + ": " + NameOf(bases_[index].place) + ", " + std::to_string(base.nbytes) +
+         " bytes" + (why.empty() ? "" : " (" + why + ")");
 }
 
 uint64_t ArenaBytesOf(const Program& program) { return Placement(program).arena_bytes(); }

@@ -83,7 +83,9 @@ class Placement {
                std::vector<char*>* resolved) const;
   char* ResolveOne(size_t base, const std::vector<char*>& addresses, char* arena) const;
 
-  // For people: the choice and why.
+  const BaseFacts& facts(size_t base) const { return bases_[base].facts; }
+  // For people: why the base has its place (may be empty), and the choice with it.
+  std::string Why(size_t base) const;
   std::string Explain(const Base& base, size_t index) const;
 
  private:

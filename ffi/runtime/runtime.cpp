@@ -97,14 +97,14 @@ void Runtime::ResetStats(uint64_t function_id) {
   for (DeviceRuntime* device : Devices()) device->executor->ResetStats(function_id);
 }
 
-std::vector<std::string> Runtime::Describe(uint64_t function_id) {
-  std::vector<std::string> lines;
+std::vector<DeviceVariant> Runtime::Variants(uint64_t function_id) {
+  std::vector<DeviceVariant> all;
   for (DeviceRuntime* device : Devices()) {
-    for (std::string& line : device->executor->Describe(function_id)) {
-      lines.push_back(std::move(line));
+    for (VariantDescription& variant : device->executor->Variants(function_id)) {
+      all.push_back({device->device.get(), std::move(variant)});
     }
   }
-  return lines;
+  return all;
 }
 
 void Runtime::Clear(uint64_t function_id) {
@@ -115,6 +115,13 @@ Status Runtime::Reserve(Platform platform, int ordinal, uint64_t bytes) {
   DeviceRuntime* device = nullptr;
   JAXGRAPH_RETURN_IF_ERROR(ForDevice(platform, ordinal, &device));
   return device->executor->Reserve(bytes);
+}
+
+Status Runtime::Preview(Platform platform, int ordinal, const Program& program,
+                        VariantDescription* description) {
+  DeviceRuntime* device = nullptr;
+  JAXGRAPH_RETURN_IF_ERROR(ForDevice(platform, ordinal, &device));
+  return device->executor->Preview(program, description);
 }
 
 uint64_t LastEvent() { return LastSequence(); }

@@ -30,6 +30,11 @@ struct DeviceExecution {
   Execution execution;
 };
 
+struct DeviceVariant {
+  const GraphDevice* device = nullptr;
+  VariantDescription variant;
+};
+
 class JAXGRAPH_EXPORT Runtime {
  public:
   static Runtime& Get();
@@ -41,10 +46,12 @@ class JAXGRAPH_EXPORT Runtime {
   Counters Stats(uint64_t function_id);
   std::vector<Event> Events(uint64_t function_id, uint64_t after);
   std::vector<DeviceExecution> Executions(uint64_t function_id);
-  std::vector<std::string> Describe(uint64_t function_id);
+  std::vector<DeviceVariant> Variants(uint64_t function_id);
   void Clear(uint64_t function_id);
   void ResetStats(uint64_t function_id);
   Status Reserve(Platform platform, int ordinal, uint64_t bytes);
+  Status Preview(Platform platform, int ordinal, const Program& program,
+                 VariantDescription* description);
 
  private:
   std::vector<DeviceRuntime*> Devices();

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgraph.frontend.flatten import flatten
+from jaxgraph.passes.profitability import Limits
 from jaxgraph.passes.splits import cut
 
 
 def cuts(fun, *args):
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
-    runs, left = cut(step)
-    return step, runs, left
+    found = cut(step, Limits(max_rows=64, min_equations=4))
+    return step, found.runs, found.left
 
 
 def native_work(x):

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 
@@ -11,6 +12,17 @@
 
 namespace jaxgraph {
 namespace {
+
+size_t Launches(const VariantDescription& variant) {
+  size_t launches = 0;
+  for (const ChunkDescription& chunk : variant.chunks) launches += chunk.launches;
+  return launches;
+}
+
+long BasesIn(Place place, const VariantDescription& variant) {
+  return std::count_if(variant.bases.begin(), variant.bases.end(),
+                       [&](const BaseDescription& base) { return base.place == place; });
+}
 
 TEST(Executor, SteadyProgramIsOneEagerOneCaptureAndReplays) {
   Machine m;
@@ -159,12 +171,10 @@ TEST(Executor, PositionThatStaysPutCostsNothing) {
   for (int i = 0; i < 20; ++i) b.Check(m.executor.get(), program, i);
   EXPECT_EQ(m.Stats().patches, 0u);
   EXPECT_FALSE(Logged(*m.executor, "placement"));
-  size_t launches = 0;
-  for (const std::string& line : m.executor->Describe(7)) {
-    launches += line.find(" 17 launches") != std::string::npos;
-    EXPECT_EQ(line.find("slot"), std::string::npos);
-  }
-  EXPECT_EQ(launches, 1u);
+  const std::vector<VariantDescription> variants = m.executor->Variants(7);
+  ASSERT_EQ(variants.size(), 1u);
+  EXPECT_EQ(Launches(variants[0]), 17u);
+  EXPECT_EQ(BasesIn(Place::kSlot, variants[0]), 0);
 }
 
 // If the allocator gave the same buffer twice at first, so that the position looked steady until
@@ -209,9 +219,7 @@ TEST(Executor, PositionThatComesToRestLeavesItsSlot) {
   EXPECT_TRUE(Logged(*m.executor, "placement", "came to rest"));
   EXPECT_EQ(m.Stats().eager, 1u);
   EXPECT_EQ(m.Stats().captures, 2u);  // without the copy
-  for (const std::string& line : m.executor->Describe(7)) {
-    EXPECT_EQ(line.find("slot"), std::string::npos) << line;
-  }
+  EXPECT_EQ(BasesIn(Place::kSlot, m.executor->Variants(7).at(0)), 0);
 }
 
 // A donated counter gets another buffer at nearly every call, which no hint says.
@@ -646,11 +654,11 @@ TEST(Executor, ClearForgetsOneFunction) {
     b.Check(m.executor.get(), neighbour, i, 3);
   }
   EXPECT_EQ(m.executor->Stats(0).executions, 8u);
-  EXPECT_FALSE(m.executor->Describe(7).empty());
+  EXPECT_FALSE(m.executor->Variants(7).empty());
   m.executor->Clear(7);
   EXPECT_EQ(m.Stats().executions, 0u);
   EXPECT_EQ(m.Stats().live_execs, 0u);
-  EXPECT_TRUE(m.executor->Describe(7).empty());
+  EXPECT_TRUE(m.executor->Variants(7).empty());
   EXPECT_TRUE(m.executor->Events(7).empty());
   EXPECT_EQ(m.executor->Stats(8).live_execs, 3u);
   b.Check(m.executor.get(), program, 1);

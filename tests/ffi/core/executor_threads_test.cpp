@@ -60,7 +60,7 @@ TEST(ExecutorThreads, CallsNeverMixState) {
   RunThreads(m, [&] {
     for (Machine& one : m) {
       one.executor->Events(0);
-      one.executor->Describe(0);
+      one.executor->Variants(0);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
