@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from jaxgraph.passes.profitability import Limits
+from jaxgraph.passes.profitability import DEFAULT, Limits
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -128,8 +128,10 @@ class Options:
     max_executables: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_EXECUTABLES", 1024))
     memory_budget: int = _from_environment(lambda: _env_int("JAXGRAPH_MEMORY_BUDGET", 1 << 30))
     max_unroll: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_UNROLL", 256))
-    max_rows: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_ROWS", 64))
-    min_equations: int = _from_environment(lambda: _env_int("JAXGRAPH_MIN_EQUATIONS", 4))
+    max_rows: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_ROWS", DEFAULT.max_rows))
+    min_equations: int = _from_environment(
+        lambda: _env_int("JAXGRAPH_MIN_EQUATIONS", DEFAULT.min_equations)
+    )
     guard_bytes: int = _from_environment(lambda: _env_int("JAXGRAPH_GUARD_BYTES", 0))
 
     def __post_init__(self) -> None:

@@ -24,8 +24,11 @@ class Limits:
       min_equations: of a native run beside XLA's.
     """
 
-    max_rows: int
-    min_equations: int
+    max_rows: int = 64
+    min_equations: int = 4
+
+
+DEFAULT = Limits()
 
 
 @dataclasses.dataclass(frozen=True)

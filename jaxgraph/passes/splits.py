@@ -70,7 +70,7 @@ class Cuts:
     decision: Decision
 
 
-def cut(step: FlatStep, limits: Limits) -> Cuts:
+def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
     """The splits of a step, and the equations that are not native."""
     eqns = _needed(step.eqns, {id(v) for v in step.outputs})
     reasons = {id(e): why_not_native(e) for e in eqns}

@@ -9,8 +9,8 @@ from decoding import DTYPES, Weights, check_decoding
 
 LAYERS, WIDTH, HEADS, HEAD_DIM, FFN, VOCAB, CONTEXT = 2, 40, 4, 10, 52, 97, 36
 EXPERTS, CHOSEN = 5, 2
-# With these weights no routing is a near tie: the second and third expert's logits lie at least 0.16
-# apart, far more than bf16 moves them.
+# With these weights no routing is a near tie: the second and third expert's logits lie at least
+# 0.16 apart, far more than bf16 moves them.
 SEED = 51
 
 

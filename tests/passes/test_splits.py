@@ -5,13 +5,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgraph.frontend.flatten import flatten
-from jaxgraph.passes.profitability import Limits
 from jaxgraph.passes.splits import cut
 
 
 def cuts(fun, *args):
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
-    found = cut(step, Limits(max_rows=64, min_equations=4))
+    found = cut(step)
     return step, found.runs, found.left
 
 

@@ -20,7 +20,8 @@ from jaxgraph.plan.storage import StoragePlan, plan_storage
 
 def planned(fun, *args) -> StoragePlan:
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
-    runs, left = cut(step)
+    cuts = cut(step)
+    runs, left = cuts.runs, cuts.left
     assert [r.backend for r in runs] == ["native"], left
     graph = build_graph(step.inputs, runs[0].eqns, step.outputs, {})
     return plan_storage(fuse(chain_stacked_updates(push_through_concat(graph))))
