@@ -122,7 +122,10 @@ def measure(arguments: argparse.Namespace, config: Config, params: Any) -> Itera
         wrapped = jaxgraph.wrap(step, donate_argnums=(1,))
         forms = {"jaxgraph": params}
         if arguments.packed:
-            forms["jaxgraph, packed"] = wrapped.pack(params)
+            token, position, cache = jax.eval_shape(fresh)
+            forms["jaxgraph, packed"] = wrapped.pack(
+                params, example_args=(params, cache, token, position)
+            )
         for name, form in forms.items():
             timing = time_one(name, wrapped, form)
             yield replace(timing, counters=dict(wrapped.stats()))

@@ -113,7 +113,10 @@ def generate(arguments: argparse.Namespace, console: Console) -> int:
             step = make_step(engine, config)
             cache = empty_cache(config, 1, context, dtype, stacked=stacked)
             prefilled = fill(params, cache, pad_prompt(prompt, context), len(prompt))
-            step_params = step.pack(params) if engine == "jaxgraph" and arguments.pack else params
+            step_params = params
+            if engine == "jaxgraph" and arguments.pack:
+                token, position, cache = prefilled
+                step_params = step.pack(params, example_args=(params, cache, token, position))
             tokens = greedy(step, step_params, prefilled, max_tokens, tokenizer.stop_ids)
             try:
                 stream(tokenizer, timed(tokens, run))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,13 +29,18 @@ class _ArrayLeaf:
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype
+    order: tuple[int, ...] | None = None  # of the dimensions in the buffer, outermost first
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, buffer: jax.Array) -> jax.Array:
-        """The leaf as slice, reshape and bitcast of the buffer; traceable."""
+        """The leaf as slice, reshape, bitcast and transpose of the buffer; traceable."""
+        if self.order is not None:
+            shape = tuple(self.shape[d] for d in self.order)
+            lying = dataclasses.replace(self, shape=shape, order=None)
+            return lax.transpose(lying.read(buffer), np.argsort(self.order))
         raw = lax.slice(buffer, (self.offset,), (self.offset + self.nbytes,))
         if self.dtype == np.bool_:
             return raw.reshape(self.shape) != 0
@@ -127,7 +133,9 @@ class Packed:
         return f"Packed({len(self.spec.leaves)} leaves, {self.spec.nbytes} bytes)"
 
 
-def pack(tree: Any, *, name: str = "tree") -> Packed:
+def pack(
+    tree: Any, *, name: str = "tree", orders: Sequence[tuple[int, ...] | None] | None = None
+) -> Packed:
     """Packs a pytree of arrays into one device buffer, one array at a time.
 
     Beside the buffer at most one leaf (and its bytes) is in device memory at once: give numpy
@@ -136,6 +144,8 @@ def pack(tree: Any, *, name: str = "tree") -> Packed:
     Args:
       tree: a pytree of JAX or numpy arrays; Python scalars and None stay part of the structure.
       name: what errors call the tree.
+      orders: for each leaf the order of dimensions in which it lies in the buffer, outermost first;
+        None: row-major.
 
     Returns:
       The packed tree, on the device of the tree's arrays.
@@ -144,18 +154,16 @@ def pack(tree: Any, *, name: str = "tree") -> Packed:
       TypeError: a leaf is no array, or its dtype cannot be seen as bytes.
       ValueError: the arrays lie on several devices, or there is none.
     """
-    keyed, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    labels = [name + jax.tree_util.keystr(path) for path, _ in keyed]
-    values = [_check_leaf(value, label) for (_, value), label in zip(keyed, labels, strict=True)]
+    labels, values, treedef = _leaves(tree, name)
     device = _common_device(values, labels, name)
 
     leaves: list[_ArrayLeaf | _ScalarLeaf] = []
     offset = 0
-    for value in values:
+    for value, order in zip(values, orders or [None] * len(values), strict=True):
         if isinstance(value, _SCALARS):
             leaves.append(_ScalarLeaf(value))
             continue
-        leaf = _ArrayLeaf(offset, value.shape, _device_dtype(value))
+        leaf = _ArrayLeaf(offset, value.shape, _device_dtype(value), order)
         leaves.append(leaf)
         offset += -(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT
     if offset == 0:
@@ -167,8 +175,21 @@ def pack(tree: Any, *, name: str = "tree") -> Packed:
         for value, leaf in zip(values, leaves, strict=True):
             if isinstance(leaf, _ArrayLeaf) and leaf.nbytes:
                 array = jnp.asarray(value, dtype=leaf.dtype)
-                buffer = _write(buffer, array, np.int64(leaf.offset))
+                buffer = _write(buffer, array, np.int64(leaf.offset), leaf.order)
     return Packed(buffer, _intern(treedef, tuple(leaves), offset))
+
+
+def check(tree: Any, *, name: str) -> None:
+    """Raises what `pack` would raise of a leaf."""
+    _leaves(tree, name)
+
+
+def _leaves(tree: Any, name: str) -> tuple[list[str], list[Any], Any]:
+    """What errors call each leaf, the leaves as arrays or Python scalars, and the structure."""
+    keyed, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    labels = [name + jax.tree_util.keystr(path) for path, _ in keyed]
+    values = [_check_leaf(value, label) for (_, value), label in zip(keyed, labels, strict=True)]
+    return labels, values, treedef
 
 
 def _check_leaf(value: Any, label: str) -> Any:
@@ -242,9 +263,13 @@ def _common_device(values: list[Any], labels: list[str], name: str) -> Any:
     return device
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _write(buffer: jax.Array, array: jax.Array, offset: jax.Array) -> jax.Array:
-    """Writes an array's bytes into the buffer, in place."""
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _write(
+    buffer: jax.Array, array: jax.Array, offset: jax.Array, order: tuple[int, ...] | None
+) -> jax.Array:
+    """Writes an array's bytes into the buffer, in place, its dimensions in this order."""
+    if order is not None:
+        array = array.transpose(order)
     if array.dtype == np.bool_:
         array = array.astype(jnp.uint8)
     raw = lax.bitcast_convert_type(array, jnp.uint8).reshape(-1)

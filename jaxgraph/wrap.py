@@ -17,14 +17,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxgraph import pack as packing
-from jaxgraph.explain import Explanation, Site, explain_plan
+from jaxgraph.explain import Explanation
+from jaxgraph.frontend.flatten import flatten
 from jaxgraph.observe import Observed
 from jaxgraph.options import Options
+from jaxgraph.passes.weight_order import weight_orders
 from jaxgraph.plan import plan_step
-from jaxgraph.runtime import complaints, native
+from jaxgraph.runtime import native
 from jaxgraph.runtime.arguments import FlatCall, Parameters, unpacked
 from jaxgraph.runtime.constants import ClosedOverArrays, Constants
 from jaxgraph.runtime.primitive import Planned, graphed_call_p
+
+# Alignment of the arena's slots, and the largest buffer that passes through one.
+_SLOT_ALIGNMENT = 256
+_SLOT_BYTES = 1 << 20
 
 # Traces of one call that may each find new closed-over arrays: one, where nothing is strange.
 _MOST_RETRACES = 8
@@ -55,7 +61,6 @@ def wrap(
 
     Raises:
       TypeError: `fun` is not callable, or is already wrapped.
-      ValueError: `fun` has no argument at such a position, or one is both static and donated.
     """
     if isinstance(fun, GraphedFunction):
         raise TypeError(f"{fun.name} is already wrapped: pass the function that it was made from")
@@ -95,7 +100,6 @@ class GraphedFunction(Observed):
         self.options = options
         self._fun = fun
         self._parameters = Parameters.of(fun, static_argnums, donate_argnums)
-        self._parameters.check(self.name)
         super().__init__()
         self._last: Planned | None = None  # what the last call that was traced came to
         self._warned = False
@@ -113,9 +117,6 @@ class GraphedFunction(Observed):
         except ClosedOverArrays as found:
             self._hoist(found)
             return self._retrying(lambda jitted: jitted, args, kwargs)
-        except (RuntimeError, ValueError) as error:
-            self._complain(error, args, kwargs)
-            raise
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """How a call is run and why, without running it.
@@ -128,12 +129,35 @@ class GraphedFunction(Observed):
           An object that prints well, with its parts as attributes.
         """
         planned = self._planned(args, kwargs) if args or kwargs else self._last
-        return explain_plan(
-            planned,
+        device, num_devices = _where(args, kwargs)
+        platform = _lowering_platform(device)
+        notes: list[str] = []
+        if self.options.disable:
+            notes.append("disabled: Options(disable=True) or JAXGRAPH_DISABLE")
+        elif planned is None:
+            notes.append("not planned yet: call the function, or give explain its arguments")
+        elif planned.plan is None:
+            notes.append(planned.why_plain)
+        plan = planned.plan if planned is not None else None
+        if plan is not None:
+            unsupported = native.why_unsupported(platform)
+            if unsupported is not None:
+                notes.append(unsupported)
+            elif num_devices > 1:
+                notes.append(
+                    f"the arguments are spread over {num_devices} devices: outside of shard_map "
+                    "such a call runs the plain function"
+                )
+            elif platform in planned.plain_lowerings:
+                notes.append(planned.plain_lowerings[platform])
+        return Explanation(
             function=self.name,
-            function_id=self.function_id,
-            options=self.options,
-            site=_site(args, kwargs),
+            platform=platform,
+            native=plan is not None and not notes,
+            notes=tuple(notes),
+            plan=tuple(plan.describe()) if plan is not None else (),
+            splits=tuple(plan.splits) if plan is not None else (),
+            runtime=tuple(native.describe(self.function_id)),
         )
 
     def pack(
@@ -148,7 +172,9 @@ class GraphedFunction(Observed):
           tree: what the argument is: JAX or numpy arrays on one device. It is not changed.
           argnum: the argument's position.
           example_args: all arguments of such a call; `tree`, or anything, at `argnum`. If given,
-            the function is traced with the packed tree, so that a mistake shows here.
+            weights that only products of a single row read are laid out in the buffer as those
+            read them fastest, and the function is traced with the packed tree, so that a mistake
+            shows here.
 
         Returns:
           The packed tree: a pytree with a single leaf. `Packed.unpack()` gives the tree back.
@@ -166,16 +192,33 @@ class GraphedFunction(Observed):
                 f"argnum={argnum} ({self._parameters.name(argnum)!r}) is static: only arguments of "
                 "arrays can be packed"
             )
-        packed = packing.pack(tree, name=self._parameters.name(argnum))
-        if example_args is not None:
-            args = list(example_args)
-            if argnum >= len(args):
-                raise ValueError(
-                    f"example_args has {len(args)} arguments, none for argnum={argnum}"
-                )
-            args[argnum] = packed
-            self._trace(tuple(args), {})
+        name = self._parameters.name(argnum)
+        if example_args is None:
+            return packing.pack(tree, name=name)
+        args = list(example_args)
+        if argnum >= len(args):
+            raise ValueError(f"example_args has {len(args)} arguments, none for argnum={argnum}")
+        packing.check(tree, name=name)
+        args[argnum] = tree
+        packed = packing.pack(tree, name=name, orders=self._weight_orders(args, argnum))
+        args[argnum] = packed
+        self._trace(tuple(args), {})
         return packed
+
+    def _weight_orders(self, args: Sequence[Any], argnum: int) -> list[tuple[int, ...] | None]:
+        """For each leaf of an argument how its readers want it to lie; None: as it is."""
+        static, donated = (
+            self._parameters.keys(argnums, len(args))
+            for argnums in (self._parameters.static, self._parameters.donated)
+        )
+        num_leaves = [0 if i in static else len(jax.tree.leaves(arg)) for i, arg in enumerate(args)]
+        if argnum in donated:  # results may take its place
+            return [None] * num_leaves[argnum]
+        call = FlatCall(self._fun, self._parameters, tuple(args), {})
+        closed = jax.make_jaxpr(call.run)(*call.leaves)
+        orders = weight_orders(flatten(closed, self.options.max_unroll))
+        first = sum(num_leaves[:argnum])
+        return orders[first : first + num_leaves[argnum]]
 
     def warmup(self, /, *args: Any, **kwargs: Any) -> None:
         """Compiles, and runs until graphs are captured. Donated arguments are copied, not consumed.
@@ -199,22 +242,23 @@ class GraphedFunction(Observed):
           **kwargs: keyword arguments of a call.
 
         Returns:
-          The bytes that such a call needs, all of which are reserved; 0 where the plain function
-          runs.
+          The bytes reserved (at least); 0 where the plain function runs.
 
         Raises:
           MemoryError: the device has not that much memory.
         """
         planned = self._planned(args, kwargs)
-        site = _site(args, kwargs)
-        if planned is None or planned.plan is None or site.devices > 1:
+        device, num_devices = _where(args, kwargs)
+        platform = _lowering_platform(device)
+        if planned is None or planned.plan is None or num_devices > 1:
             return 0
-        if native.why_unsupported(site.platform) is not None:
+        if native.why_unsupported(platform) is not None:
             return 0
-        programs = [s.native.program for s in planned.plan.splits if s.native is not None]
-        nbytes = max(map(native.arena_bytes, programs), default=0)
+        nbytes = max(
+            (_arena_bytes(s.native.program) for s in planned.plan.splits if s.native), default=0
+        )
         if nbytes:
-            native.reserve(native.ffi_platform(site.platform), site.ordinal, nbytes)
+            native.reserve(native.ffi_platform(platform), device.local_hardware_id or 0, nbytes)
         return nbytes
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +305,7 @@ class GraphedFunction(Observed):
         if self.options.disable or jax.config.jax_disable_jit:
             return self._fun(*unpacked(args), **unpacked(kwargs))
         call = FlatCall(self._fun, self._parameters, args, kwargs)
-        closed, out_tree = call.trace()
+        closed, out_shape = jax.make_jaxpr(call.run, return_shape=True)(*call.leaves)
         if any(map(_touches_an_argument, closed.effects)):
             self._last = Planned(
                 None, None, "the function reads or writes mutable arrays (jax.Ref)"
@@ -277,7 +321,7 @@ class GraphedFunction(Observed):
         planned = self._last = self._plan(closed, values, labels, donated)
         self._tally.add_plan(time.perf_counter_ns() - begin)
         out = graphed_call_p.bind(*values, jaxpr=closed, planned=planned)
-        return jax.tree.unflatten(out_tree, out)
+        return jax.tree.unflatten(jax.tree.structure(out_shape), out)
 
     def _plan(
         self,
@@ -295,8 +339,7 @@ class GraphedFunction(Observed):
                 arg_labels=labels,
                 donated=donated,
             )
-            # Where nothing is native, the function as the user wrote it is what XLA shall see.
-            return Planned(plan, _traced_run(plan, closed, values) if plan.has_native else None)
+            return Planned(plan, _traced_run(plan, closed, values))
         except Exception as error:
             if self.options.strict:
                 raise
@@ -314,15 +357,6 @@ class GraphedFunction(Observed):
                 stacklevel=2,
             )
         return reason
-
-    def _complain(self, error: Exception, args: Any, kwargs: Any) -> None:
-        """Raises an error that says more than JAX's own, where there is more to say."""
-        closed_over = self._constants.arrays
-        more = complaints.clearer(
-            error, self._fun, self.name, self._parameters, args, kwargs, closed_over
-        )
-        if more is not None:
-            raise more from error
 
     # Closed-over arrays.
 
@@ -345,9 +379,6 @@ class GraphedFunction(Observed):
                 return method(jitted)(*prefix, *args, **kwargs)
             except ClosedOverArrays as found:
                 self._hoist(found)
-            except (RuntimeError, ValueError) as error:
-                self._complain(error, args, kwargs)
-                raise
         with self._hoist_lock:
             self._constants = Constants(hoist=False)
             self._compiled = (self._unhoisted, ())
@@ -422,16 +453,15 @@ def _shifted(argnums: tuple[int, ...], shift: int) -> tuple[int, ...]:
     return tuple(n if n < 0 else n + shift for n in argnums)
 
 
-def _site(args: Sequence[Any], kwargs: dict[str, Any]) -> Site:
-    """Where such a call would run."""
+def _where(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """A device of the call, and how many it uses."""
     devices = set()
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             devices |= leaf.devices()
     if not devices:
-        devices = jnp.zeros(()).devices()
-    device = min(devices, key=lambda d: d.id)
-    return Site(_lowering_platform(device), device.local_hardware_id or 0, len(devices))
+        return jnp.zeros(()).devices().pop(), 1
+    return min(devices, key=lambda d: d.id), len(devices)
 
 
 def _lowering_platform(device: Any) -> str:
@@ -439,3 +469,14 @@ def _lowering_platform(device: Any) -> str:
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+def _arena_bytes(encoded: bytes) -> int:
+    """What a program needs of the arena at most: intermediates, and a slot for each small base."""
+    program = native.describe_program(encoded)
+    slots = sum(
+        -(-base["nbytes"] // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        for base in program["bases"]
+        if base["kind"] != "arena" and base["nbytes"] <= _SLOT_BYTES
+    )
+    return program["arena_bytes"] + slots

@@ -10,8 +10,8 @@ from jaxgraph.passes.splits import cut
 
 def cuts(fun, *args):
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
-    found = cut(step)
-    return step, found.runs, found.left
+    runs, left = cut(step)
+    return step, runs, left
 
 
 def native_work(x):
