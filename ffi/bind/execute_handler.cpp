@@ -1,4 +1,5 @@
 // The handlers run on XLA's threads. They never take the GIL, and no C++ exception leaves them.
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -12,6 +13,7 @@
 
 #include "ffi/bind/handlers.h"
 #include "ffi/core/program.h"
+#include "ffi/core/standalone.h"
 #include "ffi/runtime/runtime.h"
 #include "ffi/runtime/worker_team.h"
 #include "xla/ffi/api/ffi.h"
@@ -115,18 +117,19 @@ struct Addresses {
   std::vector<char*> results;
 };
 
+// `num_results`: how many of the call's results are the program's; the first ones.
 Status CollectAddresses(const CallSite& site, const xffi::RemainingArgs& args,
-                        const xffi::RemainingRets& rets, Addresses* addresses) {
+                        const xffi::RemainingRets& rets, size_t num_results, Addresses* addresses) {
   JAXGRAPH_RETURN_IF_ERROR(CheckCount(args.size(), site.operands, "operands"));
-  JAXGRAPH_RETURN_IF_ERROR(CheckCount(rets.size(), site.results, "results"));
+  JAXGRAPH_RETURN_IF_ERROR(CheckCount(num_results, site.results, "results"));
   addresses->operands.reserve(args.size());
   for (size_t i = 0; i < args.size(); ++i) {
     auto buffer = args.get<xffi::AnyBuffer>(i);
     if (!buffer.has_value()) return Status(Code::kInternal, buffer.error().message());
     JAXGRAPH_RETURN_IF_ERROR(TakeAddress(*buffer, site.operands[i], &addresses->operands));
   }
-  addresses->results.reserve(rets.size());
-  for (size_t i = 0; i < rets.size(); ++i) {
+  addresses->results.reserve(num_results);
+  for (size_t i = 0; i < num_results; ++i) {
     auto buffer = rets.get<xffi::AnyBuffer>(i);
     if (!buffer.has_value()) return Status(Code::kInternal, buffer.error().message());
     JAXGRAPH_RETURN_IF_ERROR(TakeAddress(**buffer, site.results[i], &addresses->results));
@@ -148,7 +151,7 @@ xffi::Error ExecuteHost(int32_t ordinal, xffi::ThreadPool pool, CallSiteOf<Platf
                         xffi::RemainingArgs args, xffi::RemainingRets rets) {
   return ToFfi(Guarded([&] {
     Addresses addresses;
-    JAXGRAPH_RETURN_IF_ERROR(CollectAddresses(*site, args, rets, &addresses));
+    JAXGRAPH_RETURN_IF_ERROR(CollectAddresses(*site, args, rets, rets.size(), &addresses));
     DeviceRuntime* device = nullptr;
     JAXGRAPH_RETURN_IF_ERROR(Runtime::Get().ForDevice(Platform::kHost, ordinal, &device));
     WorkerTeam team(static_cast<int>(pool.num_threads()),
@@ -162,10 +165,51 @@ xffi::Error ExecuteCuda(int32_t ordinal, void* stream, CallSiteOf<Platform::kCud
                         xffi::RemainingArgs args, xffi::RemainingRets rets) {
   return ToFfi(Guarded([&] {
     Addresses addresses;
-    JAXGRAPH_RETURN_IF_ERROR(CollectAddresses(*site, args, rets, &addresses));
+    JAXGRAPH_RETURN_IF_ERROR(CollectAddresses(*site, args, rets, rets.size(), &addresses));
     DeviceRuntime* device = nullptr;
     JAXGRAPH_RETURN_IF_ERROR(Runtime::Get().ForDevice(Platform::kCuda, ordinal, &device));
     return device->executor->Execute(site->program, addresses.operands, addresses.results, stream);
+  }));
+}
+
+// A kernel by itself: the call's last result is its scratch memory.
+Status Launch(const DeviceRuntime& device, const CallSite& site, const xffi::RemainingArgs& args,
+              const xffi::RemainingRets& rets, Stream stream) {
+  const size_t num_results = rets.size() - std::min<size_t>(rets.size(), 1);
+  Addresses given;
+  JAXGRAPH_RETURN_IF_ERROR(CollectAddresses(site, args, rets, num_results, &given));
+  auto scratch = rets.get<xffi::AnyBuffer>(num_results);
+  if (!scratch.has_value()) return Status(Code::kInternal, scratch.error().message());
+  if ((*scratch)->size_bytes() < site.program->arena_bytes) {
+    return Status(Code::kInvalidArgument, "jaxgraph: the program needs " +
+                                              std::to_string(site.program->arena_bytes) +
+                                              " bytes of scratch memory, the call brings " +
+                                              std::to_string((*scratch)->size_bytes()));
+  }
+  std::vector<char*> addresses = {static_cast<char*>((*scratch)->untyped_data())};
+  addresses.insert(addresses.end(), given.operands.begin(), given.operands.end());
+  addresses.insert(addresses.end(), given.results.begin(), given.results.end());
+  return LaunchStandalone(device.device.get(), *device.emitter, *site.program, addresses, stream);
+}
+
+xffi::Error LaunchHost(int32_t ordinal, xffi::ThreadPool pool, CallSiteOf<Platform::kHost>* site,
+                       xffi::RemainingArgs args, xffi::RemainingRets rets) {
+  return ToFfi(Guarded([&] {
+    DeviceRuntime* device = nullptr;
+    JAXGRAPH_RETURN_IF_ERROR(Runtime::Get().ForDevice(Platform::kHost, ordinal, &device));
+    WorkerTeam team(static_cast<int>(pool.num_threads()),
+                    [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+    ParallelFor* stream = &team;
+    return Launch(*device, *site, args, rets, stream);
+  }));
+}
+
+xffi::Error LaunchCuda(int32_t ordinal, void* stream, CallSiteOf<Platform::kCuda>* site,
+                       xffi::RemainingArgs args, xffi::RemainingRets rets) {
+  return ToFfi(Guarded([&] {
+    DeviceRuntime* device = nullptr;
+    JAXGRAPH_RETURN_IF_ERROR(Runtime::Get().ForDevice(Platform::kCuda, ordinal, &device));
+    return Launch(*device, *site, args, rets, stream);
   }));
 }
 
@@ -233,6 +277,31 @@ XLA_FFI_Error* JaxgraphExecuteCuda(XLA_FFI_CallFrame* frame) {
                              .RemainingArgs()
                              .RemainingRets()
                              .To(jaxgraph::ExecuteCuda)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* JaxgraphLaunchHost(XLA_FFI_CallFrame* frame) {
+  static auto* handler = xla::ffi::Ffi::Bind()
+                             .Ctx<xla::ffi::DeviceOrdinal>()
+                             .Ctx<xla::ffi::ThreadPool>()
+                             .Ctx<xla::ffi::State<CallSiteOf<Platform::kHost>>>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .To(jaxgraph::LaunchHost)
+                             .release();
+  return handler->Call(frame);
+}
+
+// It only enqueues kernels, always the same for the same buffers: XLA may capture it.
+XLA_FFI_Error* JaxgraphLaunchCuda(XLA_FFI_CallFrame* frame) {
+  static auto* handler = xla::ffi::Ffi::Bind()
+                             .Ctx<xla::ffi::DeviceOrdinal>()
+                             .Ctx<xla::ffi::PlatformStream<void*>>()
+                             .Ctx<xla::ffi::State<CallSiteOf<Platform::kCuda>>>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .To(jaxgraph::LaunchCuda, {xla::ffi::Traits::kCmdBufferCompatible})
                              .release();
   return handler->Call(frame);
 }

@@ -1,5 +1,5 @@
-// The XLA FFI handlers of `jaxgraph_execute`. A C interface without XLA's headers, so that what
-// registers them (the Python module) is compiled without them.
+// The XLA FFI handlers of `jaxgraph_execute` and `jaxgraph_launch`. A C interface without XLA's
+// headers, so that what registers them (the Python module) is compiled without them.
 #pragma once
 
 #include "ffi/runtime/export.h"
@@ -16,5 +16,10 @@ JAXGRAPH_EXPORT struct XLA_FFI_Error* JaxgraphInstantiateCuda(struct XLA_FFI_Cal
 // Execute: runs the program on the call's operands and results, on the call's stream.
 JAXGRAPH_EXPORT struct XLA_FFI_Error* JaxgraphExecuteHost(struct XLA_FFI_CallFrame* frame);
 JAXGRAPH_EXPORT struct XLA_FFI_Error* JaxgraphExecuteCuda(struct XLA_FFI_CallFrame* frame);
+
+// Launch: runs the program's kernels once, without an executor. One more result than the program
+// has, the last, is scratch memory. Instantiated as above.
+JAXGRAPH_EXPORT struct XLA_FFI_Error* JaxgraphLaunchHost(struct XLA_FFI_CallFrame* frame);
+JAXGRAPH_EXPORT struct XLA_FFI_Error* JaxgraphLaunchCuda(struct XLA_FFI_CallFrame* frame);
 
 }  // extern "C"

@@ -30,9 +30,15 @@ nb::dict Registration(Handler* instantiate, Handler* execute) {
 
 nb::dict Registrations() {
   nb::dict platforms;
-  platforms["cpu"] = Registration(JaxgraphInstantiateHost, JaxgraphExecuteHost);
+  nb::dict host;
+  host["jaxgraph_execute"] = Registration(JaxgraphInstantiateHost, JaxgraphExecuteHost);
+  host["jaxgraph_launch"] = Registration(JaxgraphInstantiateHost, JaxgraphLaunchHost);
+  platforms["cpu"] = host;
   if (GetBuildInfo().cuda) {
-    platforms["CUDA"] = Registration(JaxgraphInstantiateCuda, JaxgraphExecuteCuda);
+    nb::dict cuda;
+    cuda["jaxgraph_execute"] = Registration(JaxgraphInstantiateCuda, JaxgraphExecuteCuda);
+    cuda["jaxgraph_launch"] = Registration(JaxgraphInstantiateCuda, JaxgraphLaunchCuda);
+    platforms["CUDA"] = cuda;
   }
   return platforms;
 }
@@ -125,8 +131,7 @@ nb::dict BuildInfoDict() {
 NB_MODULE(_native, m) {
   using namespace jaxgraph;
   m.doc() = "The native core of jaxgraph.";
-  m.def("registrations", Registrations,
-        "FFI handlers of `jaxgraph_execute`: {platform: {stage: capsule}}.");
+  m.def("registrations", Registrations, "FFI handlers: {platform: {target: {stage: capsule}}}.");
   m.def("encode_program", EncodeProgram, nb::arg("spec"),
         "A program's bytes from its spec; raises ValueError where the core would refuse it.");
   m.def("describe_program", Describe, nb::arg("program"), "A program's bytes as plain data.");

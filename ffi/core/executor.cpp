@@ -7,29 +7,12 @@
 #include <tuple>
 #include <utility>
 
+#include "ffi/core/device_scope.h"
 #include "ffi/core/executor_impl.h"
+#include "ffi/core/standalone.h"
 
 namespace jaxgraph {
 namespace {
-
-// Makes the device current for as long as it lives.
-class DeviceScope {
- public:
-  explicit DeviceScope(GraphDevice* device) : device_(device) {
-    status_ = device->EnterDevice(&previous_);
-  }
-  ~DeviceScope() {
-    if (status_.ok()) device_->LeaveDevice(previous_);
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  GraphDevice* device_;
-  int previous_ = 0;
-  Status status_;
-};
 
 Status CheckCounts(const Call& call) {
   const std::vector<Base>& bases = call.program->bases;
@@ -168,19 +151,11 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
 // Runs without identity, arena slots or recording: what is launched here is not ours to keep.
 Status Executor::Impl::RunOutside(Context& context, const Call& call, const char* why) {
   const Program& program = *call.program;
-  const Placement placement(program, /*slots=*/false);
-  JAXGRAPH_RETURN_IF_ERROR(CheckAddresses(program, placement, context.addresses));
   FunctionStats* stats = statistics.Of(program.function_id);
-  JAXGRAPH_RETURN_IF_ERROR(
-      context.Reserve(std::max(placement.arena_bytes(), reserved.load()), stats));
-  std::vector<char*> resolved;
-  placement.Resolve(context.addresses, context.arena.data(), &resolved);
-  LaunchPlan plan;
-  JAXGRAPH_RETURN_IF_ERROR(
-      Planner(*emitter, program, placement).Make({context.addresses, resolved}, &plan));
-  for (const PlannedChunk& chunk : plan.chunks) {
-    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(chunk.launches, call.stream));
-  }
+  JAXGRAPH_RETURN_IF_ERROR(context.Reserve(std::max(program.arena_bytes, reserved.load()), stats));
+  std::vector<char*> addresses = context.addresses;
+  addresses[0] = context.arena.data();
+  JAXGRAPH_RETURN_IF_ERROR(LaunchStandalone(device, *emitter, program, addresses, call.stream));
   stats->RaiseArena(context.arena.capacity);
   Note(context, stats, Outcome::kEager, Counter::kEagerOutside);
   if (why != nullptr) Log(program, "eager", why);

@@ -7,23 +7,6 @@
 
 namespace jaxgraph {
 
-// What no earlier call has vouched for: addresses that are there, and aliases that hold.
-Status Executor::Impl::CheckAddresses(const Program& program, const Placement& placement,
-                                      const std::vector<char*>& addresses) {
-  for (size_t b = 1; b < addresses.size(); ++b) {
-    if (addresses[b] == nullptr && program.bases[b].nbytes > 0) {
-      return Status(Code::kInvalidArgument, program.bases[b].label + " has no address");
-    }
-  }
-  for (const auto& [result, operand] : placement.aliases()) {
-    if (addresses[result] != addresses[operand] && program.bases[result].nbytes > 0) {
-      return Status(Code::kInternal, program.bases[result].label + " must share the address of " +
-                                         program.bases[operand].label + ", but does not");
-    }
-  }
-  return Status::Ok();
-}
-
 Status Executor::Impl::Identify(Context& context, Entry& entry, const Call& call,
                                 Identity* identity) {
   const Program& program = *call.program;

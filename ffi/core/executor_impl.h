@@ -73,8 +73,6 @@ struct Executor::Impl {
   Status RunGates(Context& context, const Call& call, Variant** variant);
   Status RunOutside(Context& context, const Call& call, const char* why);
 
-  static Status CheckAddresses(const Program& program, const Placement& placement,
-                               const std::vector<char*>& addresses);
   Status Identify(Context& context, Entry& entry, const Call& call, Identity* identity);
   bool HitsUid(Context& context, const Variant& variant, const Program& program) const;
   Status Follow(Context& context, Identity* identity);

@@ -202,6 +202,22 @@ std::string Placement::Explain(const Base& base, size_t index) const {
          " bytes" + (why.empty() ? "" : " (" + why + ")");
 }
 
+Status CheckAddresses(const Program& program, const Placement& placement,
+                      const std::vector<char*>& addresses) {
+  for (size_t b = 1; b < addresses.size(); ++b) {
+    if (addresses[b] == nullptr && program.bases[b].nbytes > 0) {
+      return Status(Code::kInvalidArgument, program.bases[b].label + " has no address");
+    }
+  }
+  for (const auto& [result, operand] : placement.aliases()) {
+    if (addresses[result] != addresses[operand] && program.bases[result].nbytes > 0) {
+      return Status(Code::kInternal, program.bases[result].label + " must share the address of " +
+                                         program.bases[operand].label + ", but does not");
+    }
+  }
+  return Status::Ok();
+}
+
 uint64_t ArenaBytesOf(const Program& program) { return Placement(program).arena_bytes(); }
 
 }  // namespace jaxgraph

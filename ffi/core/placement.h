@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ffi/core/program.h"
+#include "ffi/core/status.h"
 
 namespace jaxgraph {
 
@@ -113,6 +114,10 @@ class Placement {
   size_t num_slots_ = 0;
   bool has_late_slots_ = false;
 };
+
+// What no earlier call has vouched for: addresses that are there, and aliases that hold.
+Status CheckAddresses(const Program& program, const Placement& placement,
+                      const std::vector<char*>& addresses);
 
 // What `reserve` must ask for, so that a call of this program never grows the arena.
 uint64_t ArenaBytesOf(const Program& program);

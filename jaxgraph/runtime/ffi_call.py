@@ -1,4 +1,4 @@
-"""A native split as one XLA FFI call."""
+"""A native split, or a kernel by itself, as one XLA FFI call."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class NativeSplit(Protocol):
         """Shapes and dtypes of the results, in the order of the program's result bases."""
 
     @property
+    def arena_bytes(self) -> int:
+        """Bytes of intermediates."""
+
+    @property
     def aliases(self) -> Mapping[int, int]:
         """Operand index -> index of the result that is written in its place."""
 
@@ -32,10 +36,28 @@ def native_call(split: NativeSplit, operands: Sequence[jax.Array]) -> list[jax.A
 
     The program travels as bytes: an executable outlives the process, a handle would not.
     """
+    return _call(native.EXECUTE, split, operands, split.result_avals)
+
+
+def kernel_call(split: NativeSplit, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Launches a split's kernels by themselves, without an executor; traceable.
+
+    Scratch memory is one more result, which XLA allocates like any other.
+    """
+    scratch = jax.ShapeDtypeStruct((max(split.arena_bytes, 1),), np.uint8)
+    return _call(native.LAUNCH, split, operands, [*split.result_avals, scratch])[:-1]
+
+
+def _call(
+    target: str,
+    split: NativeSplit,
+    operands: Sequence[jax.Array],
+    result_avals: Sequence[jax.ShapeDtypeStruct],
+) -> list[jax.Array]:
     operands, kind = _alike_in_shard_map(operands)
     call = jax.ffi.ffi_call(
-        native.TARGET,
-        [jax.ShapeDtypeStruct(r.shape, r.dtype, **kind) for r in split.result_avals],
+        target,
+        [jax.ShapeDtypeStruct(r.shape, r.dtype, **kind) for r in result_avals],
         vmap_method="sequential",
         input_output_aliases=dict(split.aliases),
     )

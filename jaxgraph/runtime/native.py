@@ -18,7 +18,8 @@ except ImportError as error:
         "install the package: `pip install .` in the source folder"
     ) from error
 
-TARGET = "jaxgraph_execute"
+EXECUTE = "jaxgraph_execute"  # a split, by an executor
+LAUNCH = "jaxgraph_launch"  # a kernel by itself
 
 stats = _native.stats
 reset_stats = _native.reset_stats
@@ -45,8 +46,9 @@ _OLDEST_CAPABILITY = (7, 5)
 
 def _register() -> None:
     # At import, so that executables from the persistent compilation cache find their handlers.
-    for platform, stages in _native.registrations().items():
-        jax.ffi.register_ffi_target(TARGET, stages, platform=platform)
+    for platform, targets in _native.registrations().items():
+        for target, stages in targets.items():
+            jax.ffi.register_ffi_target(target, stages, platform=platform)
 
 
 _register()

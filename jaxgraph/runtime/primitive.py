@@ -7,14 +7,13 @@ to a function (evaluate, differentiate, batch, transpose, lower for a TPU) it do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.extend as jex
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
 from jaxgraph.runtime import native
+from jaxgraph.runtime.plain import mean_the_plain_function, plain
 
 
 class Planned:
@@ -38,69 +37,10 @@ class Planned:
 
 
 graphed_call_p = jex.core.Primitive("jaxgraph_call")
-graphed_call_p.multiple_results = True
+mean_the_plain_function(graphed_call_p)
 
 
-def _plain(*args: Any, jaxpr: Any, planned: Planned) -> list[Any]:
-    """The function as the user wrote it."""
-    del planned
-    return jex.core.jaxpr_as_fun(jaxpr)(*args)
-
-
-# Not a jitted function: under jax.disable_jit that would come back here for ever.
-graphed_call_p.def_impl(_plain)
-
-
-@graphed_call_p.def_effectful_abstract_eval
-def _abstract_eval(*avals: Any, jaxpr: Any, planned: Planned) -> tuple[Any, Any]:
-    del avals, planned
-    return jaxpr.out_avals, jaxpr.effects
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    active = [not isinstance(t, ad.Zero) for t in tangents]
-
-    def of_active(*values: Any) -> list[Any]:
-        return _plain(*_merge(active, values, primals), **params)
-
-    return jax.jvp(
-        of_active,
-        tuple(p for p, is_active in zip(primals, active, strict=True) if is_active),
-        tuple(t for t, is_active in zip(tangents, active, strict=True) if is_active),
-    )
-
-
-def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    out = jax.vmap(lambda *args: _plain(*args, **params), in_axes=tuple(dims))(*args)
-    return out, [0] * len(out)
-
-
-def _transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> list[Any]:
-    linear = [ad.is_undefined_primal(a) for a in args]
-
-    def of_linear(*values: Any) -> list[Any]:
-        return _plain(*_merge(linear, values, args), **params)
-
-    unknown = [a.aval for a, is_linear in zip(args, linear, strict=True) if is_linear]
-    transposed = jax.linear_transpose(
-        of_linear, *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in unknown]
-    )
-    results = iter(transposed([ad.instantiate_zeros(ct) for ct in cotangents]))
-    return [next(results) if is_linear else None for is_linear in linear]
-
-
-def _merge(chosen: Sequence[bool], values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """`others`, with the chosen places filled from `values` in order."""
-    given = iter(values)
-    return [next(given) if c else other for c, other in zip(chosen, others, strict=True)]
-
-
-ad.primitive_jvps[graphed_call_p] = _jvp
-ad.primitive_transposes[graphed_call_p] = _transpose
-batching.primitive_batchers[graphed_call_p] = _batch
-
-
-def _why_not_local(ctx: mlir.LoweringRuleContext) -> str | None:
+def why_not_local(ctx: mlir.LoweringRuleContext) -> str | None:
     """Why the operands may be spread over devices here; a native call needs them whole."""
     axes = ctx.module_context.axis_context
     if isinstance(axes, mlir.ShardingContext):
@@ -119,7 +59,7 @@ def _why_not_local(ctx: mlir.LoweringRuleContext) -> str | None:
 
 def _lower_for(platform: str) -> Any:
     def lower(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: Any, planned: Planned) -> Any:
-        reason = planned.why_plain or native.why_unsupported(platform) or _why_not_local(ctx)
+        reason = planned.why_plain or native.why_unsupported(platform) or why_not_local(ctx)
         if reason is not None:
             planned.plain_lowerings[platform] = reason
             return _lower_plain(ctx, *args, jaxpr=jaxpr, planned=planned)
@@ -130,7 +70,7 @@ def _lower_for(platform: str) -> Any:
     return lower
 
 
-_lower_plain = mlir.lower_fun(_plain, multiple_results=True)
+_lower_plain = mlir.lower_fun(plain, multiple_results=True)
 mlir.register_lowering(graphed_call_p, _lower_plain)
 for _platform in ("cpu", "cuda"):
     mlir.register_lowering(graphed_call_p, _lower_for(_platform), platform=_platform)
