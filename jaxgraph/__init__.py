@@ -6,17 +6,22 @@ token, position, cache = step(params, cache, token, position)
 print(step.stats()); print(step.explain())
 """
 
-from jaxgraph.explain import Explanation
+from jaxgraph.explain import BaseInfo, ChunkInfo, Explanation, SplitInfo, VariantInfo
 from jaxgraph.observe import Event, Execution, NodeChange, Stats, events, reset_stats, stats
 from jaxgraph.observe.events import log_events
 from jaxgraph.options import Options, env_bool
 from jaxgraph.pack import Packed
 from jaxgraph.runtime.native import build_info
+from jaxgraph.runtime.tracebacks import leave_our_frames_out
 from jaxgraph.wrap import GraphedFunction, wrap
 
 __version__ = build_info()["version"]
 
+leave_our_frames_out()
+
 __all__ = [
+    "BaseInfo",
+    "ChunkInfo",
     "Event",
     "Execution",
     "Explanation",
@@ -24,7 +29,9 @@ __all__ = [
     "NodeChange",
     "Options",
     "Packed",
+    "SplitInfo",
     "Stats",
+    "VariantInfo",
     "build_info",
     "events",
     "log_events",

@@ -1,10 +1,192 @@
-"""Explanation: how a wrapped function is run, and why, for people."""
+"""Explanation: how a wrapped function is run, and why, for people and for programs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxgraph.observe.events import Event, events
+from jaxgraph.passes.profitability import Decision
+from jaxgraph.passes.splits import CALLBACK, LeftInXla
+from jaxgraph.plan.step import Copy, Split
+from jaxgraph.runtime import native
+
+if TYPE_CHECKING:
+    from jaxgraph.options import Options
+
+# Bases that are listed in print; all are in `SplitInfo.bases`.
+_PRINTED_BASES = 12
+
+_ITEM_BYTES = {"bool": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2}
+_ITEM_BYTES |= {"i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8, "f64": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkInfo:
+    """A run of nodes captured as one graph.
+
+    Attributes:
+      first_node: its first node's number in the split.
+      nodes: how many there are.
+      launches: kernels launched for them, after fusion, copies into and out of slots included.
+    """
+
+    first_node: int
+    nodes: int
+    launches: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseInfo:
+    """An array that crosses a split's border, and where its address is kept.
+
+    Attributes:
+      label: what it is: "params['layers'][0]['wq']", "result[1]".
+      kind: "operand" or "result".
+      nbytes: of the whole array.
+      place: "in place" (its address is part of what is recorded), "patched" (the nodes that touch
+        it are patched when it moves), "slot" (copied into or out of the arena), or "empty".
+      nodes: how many nodes that launch something touch it.
+      moves: of late: calls in which its address was another one.
+      calls: ... of so many.
+      why: the place, in words; may be empty.
+    """
+
+    label: str
+    kind: str
+    nbytes: int
+    place: str
+    nodes: int
+    moves: int
+    calls: int
+    why: str
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.label}: {self.place}, {self.nbytes:,} bytes{why}"
+
+
+@dataclasses.dataclass(frozen=True)
+class VariantInfo:
+    """A split's program with one set of addresses, as an executor holds it.
+
+    Attributes:
+      device: ordinal of the device.
+      number: of the variant in its executor; 0: none is there yet, this is what one would be.
+      stage: "cold", "warming" or "captured".
+      calls: identical calls so far, while it warms up.
+      chunks: the captured chunks; of number 0: the chunks there would be.
+      arena_bytes: what it needs of the arena: intermediates and slots.
+      not_capturable: the node that forbids a capture, and why; empty: none does.
+      failures: of its program.
+      last_failure: the last one's message.
+      bases: operands and results, in the order of the program.
+    """
+
+    device: int
+    number: int
+    stage: str
+    calls: int
+    chunks: tuple[ChunkInfo, ...]
+    arena_bytes: int
+    not_capturable: str
+    failures: int
+    last_failure: str
+    bases: tuple[BaseInfo, ...]
+
+    @property
+    def launches(self) -> int:
+        """Kernels a call launches."""
+        return sum(chunk.launches for chunk in self.chunks)
+
+    def __str__(self) -> str:
+        text = f"device {self.device}: {self.stage}"
+        if self.chunks:
+            text += f", {_count(self.launches, 'launch', 'launches')} in "
+            text += _count(len(self.chunks), "chunk")
+        if self.failures:
+            text += f"; {_count(self.failures, 'failure')}, the last: {self.last_failure}"
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitInfo:
+    """A run of the step's equations that one backend executes. Sizes are of native splits.
+
+    Attributes:
+      number: its place in the step.
+      backend: "native", "xla" or "callback".
+      equations: of the user's function in it.
+      never_captured: why it is never captured; empty: it is, or XLA decides.
+      first_node: label of the node whose identity is the graph key.
+      key: the graph key, 32 hexadecimal digits.
+      ops: how many nodes there are of each kind.
+      chunks: of the recording there is, or would be.
+      bytes_read: of operands, at a call: each part once, of a gathered table the rows taken.
+      arena_bytes: intermediates.
+      reserved_bytes: ... and slots: what `reserve` asks for.
+      regions: fork-join regions.
+      bases: operands and results, and where their addresses are kept.
+      variants: what the executors hold of it.
+      program: the encoded program.
+    """
+
+    number: int
+    backend: str
+    equations: int
+    never_captured: str = ""
+    first_node: str = ""
+    key: str = ""
+    ops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    chunks: tuple[ChunkInfo, ...] = ()
+    bytes_read: int = 0
+    arena_bytes: int = 0
+    reserved_bytes: int = 0
+    regions: int = 0
+    bases: tuple[BaseInfo, ...] = ()
+    variants: tuple[VariantInfo, ...] = ()
+    program: bytes = dataclasses.field(default=b"", repr=False)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes, views included."""
+        return sum(self.ops.values())
+
+    @property
+    def launches(self) -> int:
+        """Kernels a call launches, after fusion."""
+        return sum(chunk.launches for chunk in self.chunks)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        head = f"split {self.number}: {self.backend}, {_count(self.equations, 'equation')}"
+        if self.backend != "native":
+            yield head + (f"; {self.never_captured}" if self.never_captured else "")
+            return
+        kinds = ", ".join(f"{count} {op}" for op, count in sorted(self.ops.items()))
+        launched = ""
+        if self.chunks:
+            launches = _count(self.launches, "launch", "launches")
+            launched = f", {launches} in {_count(len(self.chunks), 'chunk')}"
+        yield f"{head} in {_count(self.nodes, 'node')} ({kinds}){launched}"
+        yield (
+            f"  reads {self.bytes_read:,} bytes; arena {self.arena_bytes:,} bytes, with slots "
+            f"{self.reserved_bytes:,}; {_count(self.regions, 'fork-join region')}"
+        )
+        yield f"  key {self.key[:12]} at {self.first_node}"
+        if self.never_captured:
+            yield f"  never captured: {self.never_captured}"
+        for variant in self.variants:
+            yield f"  {variant}"
+        for base in _most_telling(self.bases):
+            yield f"  {base}"
+        if len(self.bases) > _PRINTED_BASES:
+            rest = len(self.bases) - _PRINTED_BASES
+            yield f"  and {rest} more operands and results: SplitInfo.bases"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,27 +195,212 @@ class Explanation:
 
     Attributes:
       function: the wrapped function's qualified name.
-      platform: where its arguments live: "cpu", "cuda", ...
+      platform: where its arguments live: "cpu", "cuda", "rocm", "tpu".
       native: whether native splits run there.
-      notes: why the plain function runs, or what costs something: sentences.
-      plan: the plan's description: splits, backends, what stayed in XLA and why.
-      splits: the planned splits themselves.
-      runtime: what executors know: chunks, launches, placements.
+      notes: why the plain function runs, and what else is worth knowing: sentences.
+      splits: in execution order; empty where there is no plan.
+      left_in_xla: equations that are not native, why, and where they stand in the user's code.
+      decisions: what the rules said that leave to XLA what XLA does better.
+      copies: what calls copy that they need not.
+      last_reset: the last time that a recording could not stand for the call, with the difference
+        that made it so.
     """
 
     function: str
     platform: str
     native: bool
-    notes: Sequence[str]
-    plan: Sequence[str]
-    splits: Sequence[Any]
-    runtime: Sequence[str]
+    notes: tuple[str, ...] = ()
+    splits: tuple[SplitInfo, ...] = ()
+    left_in_xla: tuple[LeftInXla, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    last_reset: Event | None = None
 
     def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
         how = "native splits" if self.native else "the plain function"
-        lines = [f"{self.function} on {self.platform}: {how}"]
-        lines += [f"  note: {note}" for note in self.notes]
-        lines += [f"  {line}" for line in self.plan]
-        if self.runtime:
-            lines += ["executed so far:", *(f"  {line}" for line in self.runtime)]
-        return "\n".join(lines)
+        yield f"{self.function} on {self.platform}: {how}"
+        for note in self.notes:
+            yield f"  note: {note}"
+        for split in self.splits:
+            yield from (f"  {line}" for line in str(split).splitlines())
+        for equation in self.left_in_xla:
+            yield f"  in XLA: {equation}"
+        for decision in self.decisions:
+            yield f"  rule: {decision}"
+        for copy in self.copies:
+            yield f"  {copy}"
+        if self.last_reset is not None:
+            yield "  last reset:"
+            yield from (f"    {line}" for line in str(self.last_reset).splitlines())
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a call would run.
+
+    Attributes:
+      platform: as lowering rules call it: "cpu", "cuda", "rocm", "tpu".
+      ordinal: of the device among those that this process drives.
+      devices: how many the arguments lie on.
+    """
+
+    platform: str
+    ordinal: int
+    devices: int
+
+
+def explain_plan(
+    planned: Any, *, function: str, function_id: int, options: Options, site: Site
+) -> Explanation:
+    """Puts together what is known of a planned call.
+
+    Args:
+      planned: what planning came to (`runtime.primitive.Planned`); None: nothing was planned.
+      function: qualified name of the wrapped function.
+      function_id: its number in the executors.
+      options: its settings.
+      site: where the call would run.
+    """
+    plan = None if planned is None else planned.plan
+    notes = list(_why_plain(planned, options, site))
+    runs = plan is not None and plan.has_native and not notes
+    describe = _describer(function_id, site if runs else None)
+    return Explanation(
+        function=function,
+        platform=site.platform,
+        native=runs,
+        notes=tuple(notes),
+        splits=() if plan is None else tuple(map(describe, range(len(plan.splits)), plan.splits)),
+        left_in_xla=() if plan is None else tuple(plan.left_in_xla),
+        decisions=() if plan is None else tuple(plan.decisions),
+        copies=() if plan is None else tuple(plan.copies),
+        last_reset=_last_reset(function_id),
+    )
+
+
+def _why_plain(planned: Any, options: Options, site: Site) -> Iterator[str]:
+    """Why the plain function runs there; nothing where native splits do, or would do no better."""
+    if options.disable:
+        yield "disabled: Options(disable=True) or JAXGRAPH_DISABLE"
+    elif planned is None:
+        yield "not planned yet: call the function, or give explain its arguments"
+    elif planned.plan is None:
+        yield planned.why_plain
+    elif not planned.plan.has_native:
+        return
+    elif (unsupported := native.why_unsupported(site.platform)) is not None:
+        yield unsupported
+    elif site.devices > 1:
+        yield (
+            f"the arguments are spread over {site.devices} devices: outside of shard_map such a "
+            "call runs the plain function"
+        )
+    elif site.platform in planned.plain_lowerings:
+        yield planned.plain_lowerings[site.platform]
+
+
+def _last_reset(function_id: int) -> Event | None:
+    """The last event that says that what was recorded could not stand for the call."""
+    for event in reversed(events(function_id)):
+        if event.what == "reset" or (event.what == "eager" and event.changes):
+            return event
+    return None
+
+
+def _describer(function_id: int, site: Site | None) -> Callable[[int, Split], SplitInfo]:
+    """What tells all of a split; `site`: where native ones run, None: nowhere."""
+    held: dict[bytes, list[VariantInfo]] = {}
+    for found in native.variants(function_id):
+        held.setdefault(found["program_id"], []).append(_variant(found))
+
+    def describe(number: int, split: Split) -> SplitInfo:
+        if split.native is None:
+            return SplitInfo(number, split.backend, split.num_eqns, _callback_in(split))
+        program = native.describe_program(split.native.program)
+        variants = tuple(held.get(program["id"], ()))
+        recorded = [v for v in variants if v.stage == "captured"]
+        shown = recorded[-1] if recorded else _preview(split.native.program, site)
+        return SplitInfo(
+            number,
+            split.backend,
+            split.num_eqns,
+            never_captured="" if shown is None else shown.not_capturable,
+            first_node=split.native.first_node,
+            key=split.native.key.hex(),
+            ops=dict(split.native.ops),
+            chunks=() if shown is None else shown.chunks,
+            bytes_read=bytes_read(program),
+            arena_bytes=split.native.arena_bytes,
+            reserved_bytes=native.arena_bytes(split.native.program),
+            regions=split.native.num_regions,
+            bases=() if shown is None else shown.bases,
+            variants=variants,
+            program=split.native.program,
+        )
+
+    return describe
+
+
+def _preview(program: bytes, site: Site | None) -> VariantInfo | None:
+    if site is None:
+        return None
+    return _variant(native.preview(native.ffi_platform(site.platform), site.ordinal, program))
+
+
+def _variant(found: Mapping[str, Any]) -> VariantInfo:
+    values = {field.name: found[field.name] for field in dataclasses.fields(VariantInfo)}
+    values["chunks"] = tuple(ChunkInfo(**chunk) for chunk in found["chunks"])
+    values["bases"] = tuple(BaseInfo(**base) for base in found["bases"])
+    return VariantInfo(**values)
+
+
+def _callback_in(split: Split) -> str:
+    if split.backend != CALLBACK:
+        return ""
+    calls = [f"{e.primitive.name} at {e.source or 'an unknown line'}" for e in split.cut.eqns]
+    return f"never captured: it calls back into Python ({'; '.join(dict.fromkeys(calls))})"
+
+
+def bytes_read(program: Mapping[str, Any]) -> int:
+    """Bytes of operands that a run of a described program reads, each view of them once."""
+    seen: set[tuple] = set()
+    total = 0
+    for node in program["nodes"]:
+        sources = list(node["srcs"])
+        if node["op"] == "view":
+            continue
+        if node["op"] == "set_rows":
+            del sources[0]  # what it writes into
+        if node["op"] == "gather":  # the rows that it takes, of which it has as many as results
+            total += _nbytes(node["outs"][0]) * _is_operand(program, sources[0])
+            del sources[0]
+        for source in sources:
+            view = (source["base"], source["offset"], source["shape"], source["strides"])
+            if _is_operand(program, source) and view not in seen:
+                seen.add(view)
+                total += _nbytes(source)
+    return total
+
+
+def _is_operand(program: Mapping[str, Any], tensor: Mapping[str, Any]) -> bool:
+    return program["bases"][tensor["base"]]["kind"] == "operand"
+
+
+def _nbytes(tensor: Mapping[str, Any]) -> int:
+    """Bytes of a tensor's distinct elements; a broadcast adds none."""
+    moving = [n for n, s in zip(tensor["shape"], tensor["strides"], strict=True) if s != 0]
+    return math.prod(moving) * _ITEM_BYTES[tensor["dtype"]]
+
+
+def _most_telling(bases: Sequence[BaseInfo]) -> list[BaseInfo]:
+    """Those that wander first, then the large ones; in the program's order."""
+    ranked = sorted(bases, key=lambda b: (b.place == "in place", -b.moves, -b.nbytes))
+    chosen = set(map(id, ranked[:_PRINTED_BASES]))
+    return [base for base in bases if id(base) in chosen]
+
+
+def _count(n: int, one: str, many: str | None = None) -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

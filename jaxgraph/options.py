@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from jaxgraph.passes.profitability import DEFAULT, Limits
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 _ADDRESS_POLICIES = ("update", "rewarm")
@@ -100,6 +102,11 @@ class Options:
       memory_budget: bytes that a device's executables may take, by an estimate that is calibrated
         when the first is made; 0 sets no bound (JAXGRAPH_MEMORY_BUDGET, default 1 GiB).
       max_unroll: the longest `scan` that is unrolled (JAXGRAPH_MAX_UNROLL, default 256).
+      max_rows: rows of the widest native product; a step with a wider one, such as the prefill of a
+        prompt, is left to XLA, whose library kernels are made for it; 0 sets no bound
+        (JAXGRAPH_MAX_ROWS, default 64).
+      min_equations: equations that a native split beside splits of XLA's must have to pay for
+        itself; shorter runs are left to XLA (JAXGRAPH_MIN_EQUATIONS, default 4).
       guard_bytes: bytes kept free behind every intermediate in the arena, so that a test can fill
         them and see whether a kernel wrote there (JAXGRAPH_GUARD_BYTES, default 0).
     """
@@ -121,6 +128,10 @@ class Options:
     max_executables: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_EXECUTABLES", 1024))
     memory_budget: int = _from_environment(lambda: _env_int("JAXGRAPH_MEMORY_BUDGET", 1 << 30))
     max_unroll: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_UNROLL", 256))
+    max_rows: int = _from_environment(lambda: _env_int("JAXGRAPH_MAX_ROWS", DEFAULT.max_rows))
+    min_equations: int = _from_environment(
+        lambda: _env_int("JAXGRAPH_MIN_EQUATIONS", DEFAULT.min_equations)
+    )
     guard_bytes: int = _from_environment(lambda: _env_int("JAXGRAPH_GUARD_BYTES", 0))
 
     def __post_init__(self) -> None:
@@ -131,6 +142,8 @@ class Options:
         _check_at_least(self, "max_executables", 0)
         _check_at_least(self, "memory_budget", 0, below=2**64)
         _check_at_least(self, "max_unroll", 0)
+        _check_at_least(self, "max_rows", 0)
+        _check_at_least(self, "min_equations", 0)
         _check_at_least(self, "guard_bytes", 0)
         _check_seconds(self, "idle_seconds")
         _check_seconds(self, "sweep_seconds")
@@ -144,6 +157,10 @@ class Options:
                 f"update_depth={self.update_depth!r} "
                 "(JAXGRAPH_UPDATE_DEPTH): use 'patch', 'recapture' or 'instantiate'"
             )
+
+    def limits(self) -> Limits:
+        """What the rules of profitability go by."""
+        return Limits(self.max_rows, self.min_equations)
 
     def exec_options(self) -> dict[str, int | bool]:
         """The settings that travel inside a program, in the core's names."""

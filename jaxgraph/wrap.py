@@ -17,20 +17,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxgraph import pack as packing
-from jaxgraph.explain import Explanation
+from jaxgraph.explain import Explanation, Site, explain_plan
 from jaxgraph.frontend.flatten import flatten
 from jaxgraph.observe import Observed
 from jaxgraph.options import Options
 from jaxgraph.passes.weight_order import weight_orders
 from jaxgraph.plan import plan_step
-from jaxgraph.runtime import native
+from jaxgraph.runtime import complaints, native
 from jaxgraph.runtime.arguments import FlatCall, Parameters, unpacked
 from jaxgraph.runtime.constants import ClosedOverArrays, Constants
 from jaxgraph.runtime.primitive import Planned, graphed_call_p
-
-# Alignment of the arena's slots, and the largest buffer that passes through one.
-_SLOT_ALIGNMENT = 256
-_SLOT_BYTES = 1 << 20
 
 # Traces of one call that may each find new closed-over arrays: one, where nothing is strange.
 _MOST_RETRACES = 8
@@ -61,6 +57,7 @@ def wrap(
 
     Raises:
       TypeError: `fun` is not callable, or is already wrapped.
+      ValueError: `fun` has no argument at such a position, or one is both static and donated.
     """
     if isinstance(fun, GraphedFunction):
         raise TypeError(f"{fun.name} is already wrapped: pass the function that it was made from")
@@ -100,6 +97,7 @@ class GraphedFunction(Observed):
         self.options = options
         self._fun = fun
         self._parameters = Parameters.of(fun, static_argnums, donate_argnums)
+        self._parameters.check(self.name)
         super().__init__()
         self._last: Planned | None = None  # what the last call that was traced came to
         self._warned = False
@@ -117,6 +115,9 @@ class GraphedFunction(Observed):
         except ClosedOverArrays as found:
             self._hoist(found)
             return self._retrying(lambda jitted: jitted, args, kwargs)
+        except (RuntimeError, ValueError) as error:
+            self._complain(error, args, kwargs)
+            raise
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """How a call is run and why, without running it.
@@ -129,35 +130,12 @@ class GraphedFunction(Observed):
           An object that prints well, with its parts as attributes.
         """
         planned = self._planned(args, kwargs) if args or kwargs else self._last
-        device, num_devices = _where(args, kwargs)
-        platform = _lowering_platform(device)
-        notes: list[str] = []
-        if self.options.disable:
-            notes.append("disabled: Options(disable=True) or JAXGRAPH_DISABLE")
-        elif planned is None:
-            notes.append("not planned yet: call the function, or give explain its arguments")
-        elif planned.plan is None:
-            notes.append(planned.why_plain)
-        plan = planned.plan if planned is not None else None
-        if plan is not None:
-            unsupported = native.why_unsupported(platform)
-            if unsupported is not None:
-                notes.append(unsupported)
-            elif num_devices > 1:
-                notes.append(
-                    f"the arguments are spread over {num_devices} devices: outside of shard_map "
-                    "such a call runs the plain function"
-                )
-            elif platform in planned.plain_lowerings:
-                notes.append(planned.plain_lowerings[platform])
-        return Explanation(
+        return explain_plan(
+            planned,
             function=self.name,
-            platform=platform,
-            native=plan is not None and not notes,
-            notes=tuple(notes),
-            plan=tuple(plan.describe()) if plan is not None else (),
-            splits=tuple(plan.splits) if plan is not None else (),
-            runtime=tuple(native.describe(self.function_id)),
+            function_id=self.function_id,
+            options=self.options,
+            site=_site(args, kwargs),
         )
 
     def pack(
@@ -214,8 +192,7 @@ class GraphedFunction(Observed):
         num_leaves = [0 if i in static else len(jax.tree.leaves(arg)) for i, arg in enumerate(args)]
         if argnum in donated:  # results may take its place
             return [None] * num_leaves[argnum]
-        call = FlatCall(self._fun, self._parameters, tuple(args), {})
-        closed = jax.make_jaxpr(call.run)(*call.leaves)
+        closed, _ = FlatCall(self._fun, self._parameters, tuple(args), {}).trace()
         orders = weight_orders(flatten(closed, self.options.max_unroll))
         first = sum(num_leaves[:argnum])
         return orders[first : first + num_leaves[argnum]]
@@ -242,23 +219,22 @@ class GraphedFunction(Observed):
           **kwargs: keyword arguments of a call.
 
         Returns:
-          The bytes reserved (at least); 0 where the plain function runs.
+          The bytes that such a call needs, all of which are reserved; 0 where the plain function
+          runs.
 
         Raises:
           MemoryError: the device has not that much memory.
         """
         planned = self._planned(args, kwargs)
-        device, num_devices = _where(args, kwargs)
-        platform = _lowering_platform(device)
-        if planned is None or planned.plan is None or num_devices > 1:
+        site = _site(args, kwargs)
+        if planned is None or planned.plan is None or site.devices > 1:
             return 0
-        if native.why_unsupported(platform) is not None:
+        if native.why_unsupported(site.platform) is not None:
             return 0
-        nbytes = max(
-            (_arena_bytes(s.native.program) for s in planned.plan.splits if s.native), default=0
-        )
+        programs = [s.native.program for s in planned.plan.splits if s.native is not None]
+        nbytes = max(map(native.arena_bytes, programs), default=0)
         if nbytes:
-            native.reserve(native.ffi_platform(platform), device.local_hardware_id or 0, nbytes)
+            native.reserve(native.ffi_platform(site.platform), site.ordinal, nbytes)
         return nbytes
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -305,7 +281,7 @@ class GraphedFunction(Observed):
         if self.options.disable or jax.config.jax_disable_jit:
             return self._fun(*unpacked(args), **unpacked(kwargs))
         call = FlatCall(self._fun, self._parameters, args, kwargs)
-        closed, out_shape = jax.make_jaxpr(call.run, return_shape=True)(*call.leaves)
+        closed, out_tree = call.trace()
         if any(map(_touches_an_argument, closed.effects)):
             self._last = Planned(
                 None, None, "the function reads or writes mutable arrays (jax.Ref)"
@@ -321,7 +297,7 @@ class GraphedFunction(Observed):
         planned = self._last = self._plan(closed, values, labels, donated)
         self._tally.add_plan(time.perf_counter_ns() - begin)
         out = graphed_call_p.bind(*values, jaxpr=closed, planned=planned)
-        return jax.tree.unflatten(jax.tree.structure(out_shape), out)
+        return jax.tree.unflatten(out_tree, out)
 
     def _plan(
         self,
@@ -339,7 +315,8 @@ class GraphedFunction(Observed):
                 arg_labels=labels,
                 donated=donated,
             )
-            return Planned(plan, _traced_run(plan, closed, values))
+            # Where nothing is native, the function as the user wrote it is what XLA shall see.
+            return Planned(plan, _traced_run(plan, closed, values) if plan.has_native else None)
         except Exception as error:
             if self.options.strict:
                 raise
@@ -357,6 +334,15 @@ class GraphedFunction(Observed):
                 stacklevel=2,
             )
         return reason
+
+    def _complain(self, error: Exception, args: Any, kwargs: Any) -> None:
+        """Raises an error that says more than JAX's own, where there is more to say."""
+        closed_over = self._constants.arrays
+        more = complaints.clearer(
+            error, self._fun, self.name, self._parameters, args, kwargs, closed_over
+        )
+        if more is not None:
+            raise more from error
 
     # Closed-over arrays.
 
@@ -379,6 +365,9 @@ class GraphedFunction(Observed):
                 return method(jitted)(*prefix, *args, **kwargs)
             except ClosedOverArrays as found:
                 self._hoist(found)
+            except (RuntimeError, ValueError) as error:
+                self._complain(error, args, kwargs)
+                raise
         with self._hoist_lock:
             self._constants = Constants(hoist=False)
             self._compiled = (self._unhoisted, ())
@@ -453,15 +442,16 @@ def _shifted(argnums: tuple[int, ...], shift: int) -> tuple[int, ...]:
     return tuple(n if n < 0 else n + shift for n in argnums)
 
 
-def _where(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, int]:
-    """A device of the call, and how many it uses."""
+def _site(args: Sequence[Any], kwargs: dict[str, Any]) -> Site:
+    """Where such a call would run."""
     devices = set()
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             devices |= leaf.devices()
     if not devices:
-        return jnp.zeros(()).devices().pop(), 1
-    return min(devices, key=lambda d: d.id), len(devices)
+        devices = jnp.zeros(()).devices()
+    device = min(devices, key=lambda d: d.id)
+    return Site(_lowering_platform(device), device.local_hardware_id or 0, len(devices))
 
 
 def _lowering_platform(device: Any) -> str:
@@ -469,14 +459,3 @@ def _lowering_platform(device: Any) -> str:
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
-
-
-def _arena_bytes(encoded: bytes) -> int:
-    """What a program needs of the arena at most: intermediates, and a slot for each small base."""
-    program = native.describe_program(encoded)
-    slots = sum(
-        -(-base["nbytes"] // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
-        for base in program["bases"]
-        if base["kind"] != "arena" and base["nbytes"] <= _SLOT_BYTES
-    )
-    return program["arena_bytes"] + slots

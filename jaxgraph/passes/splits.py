@@ -1,22 +1,27 @@
 """Cuts the flat list of equations into maximal runs that one backend executes.
 
+Host callbacks are runs of their own, which nothing ever captures; what is around them is native.
+
 Equations are scheduled greedily: all that are ready for the present backend before the other one
 gets its turn, so that independent work never costs an extra split. Effects keep their order.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value
 from jaxgraph.frontend.lowering import why_not_native
+from jaxgraph.passes import profitability
+from jaxgraph.passes.profitability import Decision, Limits
 
-NATIVE, XLA = "native", "xla"
+NATIVE, XLA, CALLBACK = "native", "xla", "callback"
 
-# A native split costs the host 10-20 us a call; fewer equations than this between two XLA splits
-# are cheaper inside XLA.
-_MIN_NATIVE_EQNS = 4
+# Primitives that call back into Python.
+_CALLBACKS = frozenset(["pure_callback", "io_callback", "debug_callback", "debug_print"])
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,37 +36,78 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class LeftInXla:
-    """An equation that stays in XLA: which, why, and where in the user's code it stands."""
+    """An equation that stays in XLA: which, why, and where in the user's code it stands.
+
+    Attributes:
+      primitive: its name.
+      reason: words that follow "it ...".
+      source: file, line and function; empty where JAX knows none.
+      times: how many such equations there are.
+    """
 
     primitive: str
     reason: str
     source: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        often = f" ({self.times} times)" if self.times > 1 else ""
+        return f"{self.primitive} {self.reason}, {self.source or 'of unknown source'}{often}"
 
 
-def cut(step: FlatStep) -> tuple[list[Cut], list[LeftInXla]]:
-    """The splits of a step in execution order, and the equations that are not native."""
+@dataclasses.dataclass(eq=False)
+class Cuts:
+    """How a step is cut.
+
+    Attributes:
+      runs: in execution order.
+      left: the equations that are not native.
+      decision: what became of runs that are too short to pay.
+    """
+
+    runs: list[Cut]
+    left: list[LeftInXla]
+    decision: Decision
+
+
+def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
+    """The splits of a step, and the equations that are not native."""
     eqns = _needed(step.eqns, {id(v) for v in step.outputs})
     reasons = {id(e): why_not_native(e) for e in eqns}
-    left = [
-        LeftInXla(e.primitive.name, reasons[id(e)], e.source)
-        for e in eqns
-        if reasons[id(e)] is not None
-    ]
+    left = []
+    for e in eqns:
+        if e.primitive.name in _CALLBACKS:
+            reasons[id(e)] = "calls back into Python, so its split is never captured"
+        if reasons[id(e)] is not None:
+            left.append(LeftInXla(e.primitive.name, reasons[id(e)], e.source))
     backend = {id(e): NATIVE if reasons[id(e)] is None else XLA for e in eqns}
     eqns = _repeat_views(step, eqns, backend)
     runs = _schedule(eqns, backend)
+    short: list[list[FlatEqn]] = []
     if len(runs) > 1:
-        small = [r for r in runs if r.backend == NATIVE and len(r.eqns) < _MIN_NATIVE_EQNS]
-        if small:
-            for run in small:
-                for e in run.eqns:
-                    backend[id(e)] = XLA
-                    left.append(
-                        LeftInXla(e.primitive.name, "stands in a run too short to pay", e.source)
-                    )
+        native = [r.eqns for r in runs if r.backend == NATIVE]
+        short = [run for run in native if not profitability.pays(run, limits)]
+        for e in itertools.chain(*short):
+            backend[id(e)] = XLA
+            left.append(LeftInXla(e.primitive.name, "stands in a run too short to pay", e.source))
+        if short:
             runs = _schedule(eqns, backend)
+    runs = [part for run in runs for part in _apart_from_callbacks(run)]
     _find_interfaces(step, runs)
-    return runs, left
+    return Cuts(runs, _counted(left), profitability.judge_runs(short, limits))
+
+
+def _counted(left: Sequence[LeftInXla]) -> list[LeftInXla]:
+    """Equal ones once, with their number."""
+    return [dataclasses.replace(e, times=n) for e, n in collections.Counter(left).items()]
+
+
+def _apart_from_callbacks(run: Cut) -> list[Cut]:
+    """A run of XLA's as runs with and without callbacks; they are compiled as one all the same."""
+    kind = {id(e): CALLBACK if e.primitive.name in _CALLBACKS else XLA for e in run.eqns}
+    if run.backend == NATIVE or CALLBACK not in kind.values():
+        return [run]
+    return _schedule(run.eqns, kind, (XLA, CALLBACK))
 
 
 _VIEWS = frozenset(
@@ -135,12 +181,19 @@ def _needed(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
     return live[::-1]
 
 
-def _schedule(eqns: Sequence[FlatEqn], backend: dict[int, str]) -> list[Cut]:
+def _schedule(
+    eqns: Sequence[FlatEqn], backend: dict[int, str], backends: tuple[str, str] = (XLA, NATIVE)
+) -> list[Cut]:
     """The runs of the better of the two schedules, which begin with one backend or the other."""
-    return min((_scheduled_from(b, eqns, backend) for b in (XLA, NATIVE)), key=len)
+    orders = (backends, backends[::-1])
+    return min((_scheduled(order, eqns, backend) for order in orders), key=len)
 
 
-def _scheduled_from(now: str, eqns: Sequence[FlatEqn], backend: dict[int, str]) -> list[Cut]:
+def _scheduled(
+    order: tuple[str, str], eqns: Sequence[FlatEqn], backend: dict[int, str]
+) -> list[Cut]:
+    """Runs of the two backends in turn."""
+    now, then = order
     made_by = {id(v): e for e in eqns for v in e.outputs}
     waits: dict[int, int] = {}
     readers: dict[int, list[FlatEqn]] = {}
@@ -156,12 +209,12 @@ def _scheduled_from(now: str, eqns: Sequence[FlatEqn], backend: dict[int, str]) 
             readers.setdefault(b, []).append(eqn)
 
     position = {id(e): i for i, e in enumerate(eqns)}
-    ready: dict[str, list[FlatEqn]] = {NATIVE: [], XLA: []}
+    ready: dict[str, list[FlatEqn]] = {now: [], then: []}
     for eqn in eqns:
         if waits[id(eqn)] == 0:
             ready[backend[id(eqn)]].append(eqn)
     runs = []
-    while ready[NATIVE] or ready[XLA]:
+    while ready[now] or ready[then]:
         run: list[FlatEqn] = []
         while ready[now]:
             eqn = ready[now].pop(0)
@@ -173,7 +226,7 @@ def _scheduled_from(now: str, eqns: Sequence[FlatEqn], backend: dict[int, str]) 
         if run:
             run.sort(key=lambda e: position[id(e)])
             runs.append(Cut(now, run))
-        now = XLA if now == NATIVE else NATIVE
+        now, then = then, now
     return runs
 
 

@@ -10,17 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgraph.errors import PlanError
-from jaxgraph.frontend import contraction
 from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value, flatten
-from jaxgraph.passes.splits import NATIVE, Cut, LeftInXla, cut
+from jaxgraph.passes.profitability import Decision, judge_step
+from jaxgraph.passes.splits import NATIVE, XLA, Cut, LeftInXla, cut
 from jaxgraph.plan.program import NativeSplit, plan_native
 
 if TYPE_CHECKING:
     from jaxgraph.options import Options
-
-# Above this many rows a product is bound by arithmetic, and XLA's library kernels are the better
-# choice; decode has one row a sequence.
-MAX_DECODE_ROWS = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,7 +24,7 @@ class Split:
     """One split of a step.
 
     Attributes:
-      backend: "native" or "xla".
+      backend: "native", "xla" or "callback".
       num_eqns: equations of the user's function in it.
       native: the planned program of a native split.
     """
@@ -39,6 +35,26 @@ class Split:
     cut: Cut
 
 
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A copy that a call makes, or may make, although the step could do without.
+
+    Attributes:
+      what: which array, in the user's words: "cache[0]['k']".
+      nbytes: how much is copied a call.
+      certain: False where it depends on what nobody knows here, such as an outer jit.
+      why: one sentence, with the remedy.
+    """
+
+    what: str
+    nbytes: int
+    certain: bool
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
 @dataclasses.dataclass(eq=False)
 class StepPlan:
     """A planned step.
@@ -46,13 +62,19 @@ class StepPlan:
     Attributes:
       splits: in execution order.
       left_in_xla: equations without a native form, why, and their source lines.
-      notes: sentences for ``explain``: copies that missing donation or order cost, and the like.
+      decisions: what the rules of profitability said.
+      copies: what a missing donation, the order of results, or packing makes a call copy.
     """
 
     step: FlatStep
     splits: list[Split]
     left_in_xla: list[LeftInXla]
-    notes: list[str]
+    decisions: list[Decision]
+    copies: list[Copy]
+
+    @property
+    def has_native(self) -> bool:
+        return any(split.native is not None for split in self.splits)
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluates the step on flat arguments; traceable by JAX."""
@@ -72,30 +94,6 @@ class StepPlan:
                 for eqn in split.cut.eqns:
                     _evaluate(eqn, env)
         return [_read(env, v) for v in self.step.outputs]
-
-    def describe(self) -> list[str]:
-        """Lines for a person: every split, what stays in XLA and why, and what costs copies."""
-        lines = []
-        for number, split in enumerate(self.splits):
-            if split.native is None:
-                lines.append(f"split {number}: xla, {split.num_eqns} equations")
-                continue
-            n = split.native
-            kinds = ", ".join(f"{count} {op}" for op, count in sorted(n.ops.items()))
-            lines.append(
-                f"split {number}: native, {split.num_eqns} equations in {n.num_nodes} nodes "
-                f"({kinds}), arena {n.arena_bytes:,} bytes, "
-                f"key {n.key.hex()[:12]} at {n.first_node}"
-            )
-        seen: dict[tuple[str, str, str], int] = {}
-        for e in self.left_in_xla:
-            seen[(e.primitive, e.reason, e.source)] = (
-                seen.get((e.primitive, e.reason, e.source), 0) + 1
-            )
-        for (primitive, reason, source), times in seen.items():
-            often = f" ({times} times)" if times > 1 else ""
-            lines.append(f"in XLA: {primitive} {reason}, {source}{often}")
-        return lines + self.notes
 
 
 def plan_step(
@@ -122,14 +120,16 @@ def plan_step(
       PlanError: the step cannot be planned.
     """
     step = flatten(closed_jaxpr, options.max_unroll)
-    rows = _most_rows(step.eqns)
-    if rows > MAX_DECODE_ROWS:
-        return _all_in_xla(step, f"multiplies {rows} rows at once, which XLA's own kernels do best")
+    limits = options.limits()
+    whole = judge_step(step.eqns, limits)
+    if whole.left_in_xla:
+        everything = Split(XLA, len(step.eqns), None, Cut(XLA, list(step.eqns)))
+        return StepPlan(step, [everything], [], [whole], [])
     labels = {id(v): label for v, label in zip(step.inputs, arg_labels, strict=True)}
     labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
-    cuts, left = cut(step)
+    cuts = cut(step, limits)
     splits = []
-    for number, run in enumerate(cuts):
+    for number, run in enumerate(cuts.runs):
         native = None
         if run.backend == NATIVE:
             native = plan_native(
@@ -144,51 +144,43 @@ def plan_step(
             for j, value in enumerate(run.outputs):
                 labels[id(value)] = f"result[{j}] of split {number}"
         splits.append(Split(run.backend, len(run.eqns), native, run))
-    notes = _copy_notes(step, splits, labels, donated) + _packed_notes(splits, labels)
-    return StepPlan(step, splits, left, notes)
+    copies = _update_copies(step, splits, labels, donated) + _packed_copies(splits, labels)
+    return StepPlan(step, splits, cuts.left, [whole, cuts.decision], copies)
 
 
-def _most_rows(eqns: Sequence[FlatEqn]) -> int:
-    return max((contraction.rows(e) for e in eqns if e.primitive.name == "dot_general"), default=0)
-
-
-def _all_in_xla(step: FlatStep, reason: str) -> StepPlan:
-    run = Cut("xla", list(step.eqns))
-    notes = [f"all in XLA: the step {reason}"]
-    return StepPlan(step, [Split("xla", len(step.eqns), None, run)], [], notes)
-
-
-def _copy_notes(step, splits, labels, donated) -> list[str]:
+def _update_copies(step, splits, labels, donated) -> list[Copy]:
     """What updates cost a copy, because of the order of results or a missing donation."""
-    notes = []
+    copies = []
     argument = {id(v): i for i, v in enumerate(step.inputs)}
     for split in splits:
         if split.native is None:
             continue
         for where, nbytes, why in split.native.copied_updates:
-            notes.append(f"copies {nbytes:,} bytes at {where}: {why}")
+            copies.append(Copy(where, nbytes, True, f"copies {nbytes:,} bytes at {where}: {why}"))
         for i in split.native.aliases:
             value = split.cut.inputs[i]
             at = argument.get(id(value))
-            if at is None:
+            if at is None or (donated is not None and donated[at]):
                 continue
+            what = labels[id(value)]
             nbytes = value.aval.size * value.aval.dtype.itemsize
             if donated is None:
-                notes.append(
-                    f"whether {labels[id(value)]} ({nbytes:,} bytes) is copied before its update "
-                    "is unknown: an outer jit decides about donation"
+                why = (
+                    f"whether {what} ({nbytes:,} bytes) is copied before its update is unknown: "
+                    "an outer jit decides about donation"
                 )
-            elif not donated[at]:
-                notes.append(
-                    f"copies {nbytes:,} bytes a call: {labels[id(value)]} is updated but not "
-                    "donated; name its argument in donate_argnums"
+            else:
+                why = (
+                    f"copies {nbytes:,} bytes a call: {what} is updated but not donated; name its "
+                    "argument in donate_argnums"
                 )
-    return notes
+            copies.append(Copy(what, nbytes, donated is not None, why))
+    return copies
 
 
-def _packed_notes(splits: Sequence[Split], labels: dict[int, str]) -> list[str]:
+def _packed_copies(splits: Sequence[Split], labels: dict[int, str]) -> list[Copy]:
     """Leaves of packed arguments that XLA reads: its kernels want them in buffers of their own."""
-    notes = []
+    copies = []
     for split in splits:
         if split.native is not None:
             continue
@@ -200,11 +192,14 @@ def _packed_notes(splits: Sequence[Split], labels: dict[int, str]) -> list[str]:
             while id(source) in made_by:
                 source = made_by[id(source)].inputs[0]
             out = eqn.outputs[0].aval
-            notes.append(
-                f"copies up to {out.size * out.dtype.itemsize:,} bytes a call at {eqn.source}: XLA "
-                f"reads a leaf of {labels.get(id(source), 'a packed argument')} through a slice"
+            nbytes = out.size * out.dtype.itemsize
+            what = labels.get(id(source), "a packed argument")
+            why = (
+                f"copies up to {nbytes:,} bytes a call at {eqn.source}: XLA reads a leaf of {what} "
+                "through a slice"
             )
-    return notes
+            copies.append(Copy(what, nbytes, False, why))
+    return copies
 
 
 def _read(env: dict[int, Any], value: Value) -> Any:

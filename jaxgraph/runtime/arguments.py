@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +35,7 @@ class Parameters:
     def of(
         cls, fun: Callable[..., Any], static: tuple[int, ...], donated: tuple[int, ...]
     ) -> Parameters:
-        """The parameters of a function."""
+        """The parameters of a function. Static and donated positions are not checked yet."""
         try:
             signature = inspect.signature(fun)
         except (TypeError, ValueError):  # some builtins have none
@@ -45,6 +45,27 @@ class Parameters:
         names = tuple(p.name for p in parameters if p.kind in by_position)
         any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
         return cls(names, None if any_number else len(names), signature, static, donated)
+
+    def check(self, function: str) -> None:
+        """Raises a ValueError that names the function where the positions cannot be right."""
+        for option, argnums in (("static_argnums", self.static), ("donate_argnums", self.donated)):
+            for argnum in argnums:
+                if self.limit is not None and not -self.limit <= argnum < self.limit:
+                    names = ", ".join(self.names) or "none"
+                    raise ValueError(
+                        f"{option}={argnums}: {function} has no argument {argnum} (positional "
+                        f"arguments: {names})"
+                    )
+        count = len(self.names) if self.limit is None else self.limit
+        static, donated = (
+            {n % count if n < 0 < count else n for n in argnums}
+            for argnums in (self.static, self.donated)
+        )
+        for argnum in sorted(static & donated):
+            raise ValueError(
+                f"argument {self.name(argnum)!r} of {function} is both static and donated: only "
+                "arrays can be donated"
+            )
 
     def name(self, key: int | str) -> str:
         """An argument's name for people."""
@@ -71,10 +92,10 @@ class Parameters:
 
 
 class FlatCall:
-    """One traced call as a function of its array leaves.
+    """One traced call, and its array leaves.
 
     Attributes:
-      leaves: the leaves of all arguments that are not static.
+      leaves: the leaves of all arguments that are not static, in JAX's order.
       labels: for each leaf a name for people: "params['layers'][0]['wq']".
       donated: for each leaf whether it belongs to a donated argument.
     """
@@ -87,33 +108,44 @@ class FlatCall:
         kwargs: dict[str, Any],
     ):
         self._fun = fun
-        self._num_args = len(args)
-        self._arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-        self._treedefs: dict[int | str, Any] = {}
+        self._static_argnums = parameters.static
+        self._args = args
+        self._kwargs = kwargs
         self.leaves: list[Any] = []
         self.labels: list[str] = []
         self.donated: list[bool] = []
         static = parameters.keys(parameters.static, len(args))
         donated = parameters.keys(parameters.donated, len(args))
-        for key, value in self._arguments.items():
+        arguments = [*enumerate(args), *sorted(kwargs.items())]
+        for key, value in arguments:
             if key in static:
                 continue
-            keyed, self._treedefs[key] = jax.tree_util.tree_flatten_with_path(value)
-            name = parameters.name(key)
-            for path, leaf in keyed:
+            for label, leaf in labelled_leaves(parameters.name(key), value):
                 self.leaves.append(leaf)
-                self.labels.append(name + jax.tree_util.keystr(path))
+                self.labels.append(label)
                 self.donated.append(key in donated)
 
-    def run(self, *leaves: Any) -> Any:
-        """The function, called with these leaves; packed trees reach it unpacked."""
-        given = iter(leaves)
-        arguments = dict(self._arguments)
-        for key, treedef in self._treedefs.items():
-            value = treedef.unflatten(itertools.islice(given, treedef.num_leaves))
-            arguments[key] = unpacked(value)
-        args = [arguments.pop(i) for i in range(self._num_args)]
-        return self._fun(*args, **arguments)
+    def trace(self) -> tuple[Any, Any]:
+        """The function's closed jaxpr over the leaves, and the tree of its results.
+
+        It is traced under its own name, place and parameters, so that what JAX has to say of it
+        names what the user wrote; packed trees reach it unpacked.
+        """
+        fun = self._fun
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return fun(*unpacked(args), **unpacked(kwargs))
+
+        functools.update_wrapper(run, fun, updated=())
+        trace = jax.make_jaxpr(run, static_argnums=self._static_argnums, return_shape=True)
+        closed, out = trace(*self._args, **self._kwargs)
+        return closed, jax.tree.structure(out)
+
+
+def labelled_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The leaves of an argument, each with a name for people."""
+    keyed, _ = jax.tree_util.tree_flatten_with_path(value)
+    return [(name + jax.tree_util.keystr(path), leaf) for path, leaf in keyed]
 
 
 def unpacked(tree: Any) -> Any:

@@ -32,21 +32,22 @@ class Constants:
     `ClosedOverArrays`, and the call starts again with them as an argument.
 
     Attributes:
+      arrays: as the function closes over them.
       prefix: what goes in front of a call's arguments: one tuple of arrays, or nothing.
     """
 
     def __init__(self, found: Sequence[Any] = (), *, hoist: bool = True):
-        self._found = tuple(found)  # keeps alive what the identities were taken from
-        self._places = {_identity(array): i for i, array in enumerate(self._found)}
+        self.arrays = tuple(found)  # keeps alive what the identities were taken from
+        self._places = {_identity(array): i for i, array in enumerate(self.arrays)}
         self._hoist = hoist
-        self.prefix = (tuple(jnp.asarray(array) for array in self._found),) if found else ()
+        self.prefix = (tuple(jnp.asarray(array) for array in self.arrays),) if found else ()
 
     def extended(self, arrays: Sequence[Any]) -> Constants:
         """These arrays and those."""
         new = {_identity(a): a for a in arrays if _identity(a) not in self._places}
         if not new:
             return self
-        return Constants((*self._found, *new.values()), hoist=self._hoist)
+        return Constants((*self.arrays, *new.values()), hoist=self._hoist)
 
     def hoist_from(self, closed: Any, traced: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Turns consts of a closed jaxpr into leading operands.

@@ -26,11 +26,13 @@ reset_stats = _native.reset_stats
 events = _native.events
 last_event = _native.last_event
 executions = _native.executions
-describe = _native.describe
+variants = _native.variants
+preview = _native.preview
 clear = _native.clear
 reserve = _native.reserve
 encode_program = _native.encode_program
 describe_program = _native.describe_program
+arena_bytes = _native.arena_bytes
 build_info = _native.build_info
 compiler_status = _native.compiler_status
 

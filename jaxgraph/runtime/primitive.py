@@ -21,7 +21,8 @@ class Planned:
 
     Attributes:
       plan: the plan; None: there is none.
-      jaxpr: the planned function, native splits as FFI calls; None: the plain function runs.
+      jaxpr: the planned function, native splits as FFI calls; None: the plain function runs,
+        for want of a plan or because the plan leaves everything to XLA.
       why_plain: why there is no plan.
       plain_lowerings: why the plain function was lowered although there is a plan, by platform.
     """
@@ -59,7 +60,9 @@ def why_not_local(ctx: mlir.LoweringRuleContext) -> str | None:
 
 def _lower_for(platform: str) -> Any:
     def lower(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: Any, planned: Planned) -> Any:
-        reason = planned.why_plain or native.why_unsupported(platform) or why_not_local(ctx)
+        if planned.jaxpr is None:
+            return _lower_plain(ctx, *args, jaxpr=jaxpr, planned=planned)
+        reason = native.why_unsupported(platform) or why_not_local(ctx)
         if reason is not None:
             planned.plain_lowerings[platform] = reason
             return _lower_plain(ctx, *args, jaxpr=jaxpr, planned=planned)

@@ -146,7 +146,8 @@ BOUNDED = [f for f in SPELLINGS if f not in (bias, no_mask)]
 
 def units(fun, *args):
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
-    runs, left = cut(step)
+    cuts = cut(step)
+    runs, left = cuts.runs, cuts.left
     assert [r.backend for r in runs] == ["native"], left
     graph = build_graph(step.inputs, runs[0].eqns, step.outputs, {})
     return plan_storage(fuse(find_attention(graph))).units

@@ -16,7 +16,8 @@ from jaxgraph.passes.splits import cut
 
 
 def fused(fun, *args, merge: bool = True) -> FusedGraph:
-    runs, left = cut(flatten(jax.make_jaxpr(fun)(*args), 64))
+    cuts = cut(flatten(jax.make_jaxpr(fun)(*args), 64))
+    runs, left = cuts.runs, cuts.left
     assert [r.backend for r in runs] == ["native"], left
     graph = build_graph(runs[0].inputs, runs[0].eqns, runs[0].outputs, {})
     return fuse(chain_stacked_updates(push_through_concat(graph)), merge)

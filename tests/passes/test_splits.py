@@ -10,8 +10,8 @@ from jaxgraph.passes.splits import cut
 
 def cuts(fun, *args):
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
-    runs, left = cut(step)
-    return step, runs, left
+    found = cut(step)
+    return step, found.runs, found.left
 
 
 def native_work(x):

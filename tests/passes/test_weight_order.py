@@ -118,8 +118,7 @@ def test_products_read_it_in_place():
     step = jaxgraph.wrap(layers)
     packed = step.pack(params, example_args=(params, x, scale))
     ops = [
-        [split.native.ops for split in step.explain(tree, x, scale).splits]
-        for tree in (params, packed)
+        [split.ops for split in step.explain(tree, x, scale).splits] for tree in (params, packed)
     ]
     assert ops[0] == ops[1]
 

@@ -1,0 +1,118 @@
+"""Complaints: what JAX raises about an argument, said with the function's and argument's name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxgraph.runtime.arguments import Parameters, labelled_leaves
+
+
+def clearer(
+    error: Exception,
+    fun: Callable[..., Any],
+    name: str,
+    parameters: Parameters,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    closed_over: Sequence[Any],
+) -> Exception | None:
+    """An error of the same type as `error` that says more, or None: JAX's own says enough.
+
+    Args:
+      error: what a call raised.
+      fun: the user's function.
+      name: its qualified name.
+      parameters: its parameters.
+      args: the call's positional arguments.
+      kwargs: its keyword arguments.
+      closed_over: arrays that the function closes over.
+    """
+    arguments = [*enumerate(args), *kwargs.items()]
+    static = parameters.keys(parameters.static, len(args))
+    if isinstance(error, ValueError):
+        for key, value in arguments:
+            if key in static and (reason := _why_not_hashable(value)) is not None:
+                return ValueError(
+                    f"{name}: argument {parameters.name(key)!r} is static, so it must be hashable, "
+                    f"which a {type(value).__name__} is not ({reason}): give a tuple, a frozen "
+                    "dataclass or the like, or take it out of static_argnums"
+                )
+    if isinstance(error, RuntimeError):
+        for key, value in arguments:
+            if key in static:
+                continue
+            for label, leaf in labelled_leaves(parameters.name(key), value):
+                if _is_deleted(leaf):
+                    return RuntimeError(_deleted_argument(name, label, leaf, key, parameters, args))
+        for array in closed_over:
+            if _is_deleted(array):
+                return RuntimeError(_deleted_closure(fun, name, array))
+    return None
+
+
+def _why_not_hashable(value: Any) -> str | None:
+    try:
+        hash(value)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _is_deleted(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return is_array and leaf.is_deleted()
+
+
+def _form(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _deleted_argument(
+    name: str,
+    label: str,
+    leaf: Any,
+    key: int | str,
+    parameters: Parameters,
+    args: Sequence[Any],
+) -> str:
+    text = f"{name}: argument {label} ({_form(leaf)}) has been deleted"
+    if key in parameters.keys(parameters.donated, len(args)):
+        return (
+            f"{text}: {parameters.name(key)!r} is in donate_argnums, so a call consumes it; pass "
+            "on what the last call returned in its place"
+        )
+    return f"{text}, by a call that it was donated to or by delete(); pass an array that is alive"
+
+
+def _deleted_closure(fun: Callable[..., Any], name: str, array: Any) -> str:
+    where = _closed_over_as(fun, array)
+    called = f"the array {where}" if where else "an array"
+    return (
+        f"{name} closes over {called} ({_form(array)}), which has been deleted, by a call that it "
+        "was donated to or by delete(): make it an argument, or close over a copy of it "
+        "(jnp.copy)"
+    )
+
+
+def _closed_over_as(fun: Callable[..., Any], array: Any) -> str | None:
+    """What the function's own code calls an array that it closes over; None: it is not found."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    try:
+        variables = inspect.getclosurevars(inspect.unwrap(fun))
+    except (TypeError, ValueError):  # not a Python function, or a cell that is still empty
+        return None
+    for name, value in {**variables.nonlocals, **variables.globals}.items():
+        try:
+            leaves = labelled_leaves(name, value)
+        except ValueError:  # not a tree that JAX can sort
+            continue
+        for label, leaf in leaves:
+            if leaf is array:
+                return label
+    return None
