@@ -19,9 +19,9 @@ from jaxgraph.errors import PlanError
 from jaxgraph.frontend import contraction
 from jaxgraph.frontend.flatten import Value, flatten
 from jaxgraph.options import Options
+from jaxgraph.passes import profitability
 from jaxgraph.passes.splits import NATIVE, cut
 from jaxgraph.plan.program import NativeSplit, plan_native
-from jaxgraph.plan.step import MAX_DECODE_ROWS
 from jaxgraph.runtime import native
 from jaxgraph.runtime.ffi_call import kernel_call
 from jaxgraph.runtime.plain import mean_the_plain_function, plain
@@ -65,9 +65,9 @@ def plan(jaxpr: Any, name: str) -> tuple[NativeSplit, Callable[..., list[Any]]] 
     """
     step = flatten(jaxpr, max_unroll=0)
     products = [e for e in step.eqns if e.primitive.name == "dot_general"]
-    if any(contraction.rows(e) > MAX_DECODE_ROWS for e in products):
+    if any(contraction.rows(e) > profitability.DEFAULT.max_rows for e in products):
         return None  # bound by arithmetic: XLA's library is the better one
-    cuts, _ = cut(step)
+    cuts = cut(step).runs
     if len(cuts) != 1 or cuts[0].backend != NATIVE:
         return None
     (run,) = cuts
