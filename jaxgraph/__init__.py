@@ -7,7 +7,17 @@ print(step.stats()); print(step.explain())
 """
 
 from jaxgraph.explain import BaseInfo, ChunkInfo, Explanation, SplitInfo, VariantInfo
-from jaxgraph.observe import Event, Execution, NodeChange, Stats, events, reset_stats, stats
+from jaxgraph.observe import (
+    Event,
+    Execution,
+    NodeChange,
+    Stats,
+    dump,
+    events,
+    reset_stats,
+    stats,
+    trace,
+)
 from jaxgraph.observe.events import log_events
 from jaxgraph.options import Options, env_bool
 from jaxgraph.pack import Packed
@@ -33,10 +43,12 @@ __all__ = [
     "Stats",
     "VariantInfo",
     "build_info",
+    "dump",
     "events",
     "log_events",
     "reset_stats",
     "stats",
+    "trace",
     "wrap",
 ]
 

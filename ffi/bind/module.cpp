@@ -82,6 +82,26 @@ nb::list ExecutionsOf(uint64_t function_id) {
   return out;
 }
 
+void BeginTrace() {
+  if (WithoutGil([] { return Runtime::Get().BeginTrace(); })) return;
+  Raise(Status(Code::kInternal, "a trace is running already: there can be one in a process"));
+}
+
+nb::tuple EndTrace() {
+  uint64_t dropped = 0;
+  nb::list spans;
+  for (const TraceSpan& s : WithoutGil([&] { return Runtime::Get().EndTrace(&dropped); })) {
+    spans.append(nb::make_tuple(s.name, s.category, s.begin_s, s.end_s, s.track, s.device));
+  }
+  return nb::make_tuple(spans, dropped);
+}
+
+std::vector<std::string> WriteGraphs(uint64_t function_id, const std::string& folder) {
+  std::vector<std::string> files;
+  Raise(WithoutGil([&] { return Runtime::Get().WriteGraphs(function_id, folder, &files); }));
+  return files;
+}
+
 Platform PlatformOf(const std::string& name) {
   if (name == "cpu") return Platform::kHost;
   if (name == "CUDA") return Platform::kCuda;
@@ -144,6 +164,11 @@ NB_MODULE(_native, m) {
   m.def("last_event", LastEvent, "Number of the newest event of the process.");
   m.def("executions", ExecutionsOf, nb::arg("function_id"),
         "The last executions of a function's splits (0: of all), in order of their beginning.");
+  m.def("begin_trace", BeginTrace, "Begins the process's trace; RuntimeError if there is one.");
+  m.def("end_trace", EndTrace,
+        "Ends it: ([(name, category, begin_s, end_s, track, device)], spans dropped).");
+  m.def("write_graphs", WriteGraphs, nb::arg("function_id"), nb::arg("folder"),
+        "Writes every captured chunk as a DOT file; returns the files' names.");
   m.def(
       "reset_stats", [](uint64_t id) { WithoutGil([&] { Runtime::Get().ResetStats(id); }); },
       nb::arg("function_id"), "Zeroes counters, forgets events; executables stay. 0: all.");

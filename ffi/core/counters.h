@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace jaxgraph {
 
@@ -59,6 +60,7 @@ enum class Counter : uint8_t {
 #undef JAXGRAPH_ENUMERATOR
       kNumCounters,
 };
+std::string PhaseName(Counter counter);  // "capture" for kCaptureNs
 constexpr size_t kNumCounters = static_cast<size_t>(Counter::kNumCounters);
 
 // The values of one moment, over all devices.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -46,6 +47,10 @@ Counter PhaseOf(Outcome outcome) {
 }
 
 }  // namespace
+
+std::string SplitName(const Program& program) {
+  return program.function + " split " + std::to_string(program.split);
+}
 
 double WallClock() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -97,6 +102,10 @@ void Executor::Impl::NoteTime(Context& context, const Variant& variant, double s
   variant.stats->Add(Counter::kDecideNs, decide);
   variant.stats->Add(PhaseOf(context.outcome), run);
   const Program& program = variant.program();
+  if (Trace::Active()) {
+    Trace::AddOnHost(SplitName(program) + ": " + NameOf(context.outcome), "execution", start, end);
+    if (decide > 0) Trace::AddOnHost("decide", "phase", start, context.decided_s);
+  }
   constexpr uint64_t kMost = UINT32_MAX;
   context.executions.Push({start, static_cast<uint32_t>(std::min(decide, kMost)),
                            static_cast<uint32_t>(std::min(run, kMost)), program.function_id,
@@ -176,6 +185,8 @@ Status Executor::Execute(const std::shared_ptr<const Program>& program,
   const DeviceScope scope(impl_->device);
   JAXGRAPH_RETURN_IF_ERROR(scope.status());
   const ContextPool::Lease context = impl_->contexts.Acquire(stream);
+  std::optional<ProfilerRange> range;
+  if (impl_->device->profiled()) range.emplace(impl_->device, SplitName(*program));
   const Status status = impl_->RunCall(*context, {program, operands, results, stream});
   if (status.code() != Code::kContextPoisoned) return status;
   return Status(status.code(),
@@ -246,6 +257,35 @@ std::vector<Execution> Executor::Executions(uint64_t function_id) const {
   std::stable_sort(executions.begin(), executions.end(),
                    [](const Execution& a, const Execution& b) { return a.start_s < b.start_s; });
   return executions;
+}
+
+void Executor::FlushTrace() {
+  const DeviceScope scope(impl_->device);
+  impl_->timeline.Flush();
+}
+
+Status Executor::WriteGraphs(uint64_t function_id, const std::string& folder,
+                             std::vector<std::string>* files) const {
+  const DeviceScope scope(impl_->device);
+  JAXGRAPH_RETURN_IF_ERROR(scope.status());
+  Status status;
+  for (Context* context : impl_->contexts.All()) {
+    std::lock_guard lock(context->mutex);
+    context->ledger.ForEach([&](const Entry&, const Variant& variant) {
+      const Program& program = variant.program();
+      if (function_id != 0 && program.function_id != function_id) return;
+      for (size_t c = 0; c < variant.recording.chunks.size() && status.ok(); ++c) {
+        const RecordedChunk& chunk = variant.recording.chunks[c];
+        if (!chunk.captured()) continue;
+        files->push_back(std::string(impl_->device->name()) +
+                         std::to_string(impl_->device->ordinal()) + "_split" +
+                         std::to_string(program.split) + "_variant" +
+                         std::to_string(variant.number) + "_chunk" + std::to_string(c) + ".dot");
+        status = impl_->device->WriteDot(chunk.graph(), folder + "/" + files->back());
+      }
+    });
+  }
+  return status;
 }
 
 std::vector<VariantDescription> Executor::Variants(uint64_t function_id) const {

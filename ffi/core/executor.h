@@ -55,6 +55,11 @@ class Executor {
   std::vector<VariantDescription> Variants(uint64_t function_id) const;
   // What a recording of the program on this device would be. Runs nothing.
   Status Preview(const Program& program, VariantDescription* description) const;
+  // Ends the marks of a trace; waits for the device's work between them.
+  void FlushTrace();
+  // Writes every captured chunk of a function (0: all) as a DOT file into the folder.
+  Status WriteGraphs(uint64_t function_id, const std::string& folder,
+                     std::vector<std::string>* files) const;
 
  private:
   struct Impl;

@@ -21,6 +21,7 @@
 #include "ffi/core/properties.h"
 #include "ffi/core/recording.h"
 #include "ffi/core/statistics.h"
+#include "ffi/core/trace.h"
 
 namespace jaxgraph {
 
@@ -57,6 +58,23 @@ struct Identity {
   }
 };
 
+// For people: "model.decode_step split 0".
+std::string SplitName(const Program& program);
+
+// A named range of a profiler for as long as it lives.
+class ProfilerRange {
+ public:
+  ProfilerRange(GraphDevice* device, const std::string& name) : device_(device) {
+    device->BeginRange(name);
+  }
+  ~ProfilerRange() { device_->EndRange(); }
+  ProfilerRange(const ProfilerRange&) = delete;
+  ProfilerRange& operator=(const ProfilerRange&) = delete;
+
+ private:
+  GraphDevice* device_;
+};
+
 // Seconds: since the epoch for events, and steady for everything that is compared.
 double WallClock();
 double SteadyClock();
@@ -67,7 +85,8 @@ struct Executor::Impl {
         emitter(emitter),
         clock(clock ? clock : SteadyClock),
         events(device->ordinal(), clock ? std::move(clock) : WallClock),
-        contexts(device) {}
+        contexts(device),
+        timeline(device) {}
 
   Status RunCall(Context& context, const Call& call);
   Status RunGates(Context& context, const Call& call, Variant** variant);
@@ -89,6 +108,7 @@ struct Executor::Impl {
   Status Replay(Context& context, Entry& entry, const Call& call, const Identity& identity);
   Status GoOnEagerly(Context& context, const LaunchPlan& plan, size_t chunk, Entry& entry,
                      const Call& call, Variant* variant, const Status& failure);
+  Status RunChunk(RecordedChunk* chunk, size_t c, const Call& call);
   Status LaunchAll(const std::vector<Launch>& launches, Stream stream);
   Status LaunchBranches(Context& context, const std::vector<Launch>& launches, const Call& call);
 
@@ -143,6 +163,7 @@ struct Executor::Impl {
   Statistics statistics;
   EventRing events;
   ContextPool contexts;
+  DeviceTimeline timeline;
   std::atomic<uint64_t> reserved{0};
   std::atomic<uint64_t> next_call{1};
   std::atomic<uint64_t> next_variant{1};

@@ -26,7 +26,6 @@ class RecordedChunk {
 
   bool captured() const { return exec_ != nullptr; }
   GraphHandle graph() const { return graph_; }
-  ExecHandle exec() const { return exec_; }
   const std::vector<Launch>& launches() const { return launches_; }
   // Launches the executable; a chunk without launches (views alone) has none.
   Status Run(Stream stream);

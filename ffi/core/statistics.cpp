@@ -4,6 +4,16 @@
 
 namespace jaxgraph {
 
+std::string PhaseName(Counter counter) {
+  constexpr const char* names[] = {
+#define JAXGRAPH_NAME(enumerator, name) #name,
+      JAXGRAPH_COUNTERS(JAXGRAPH_NAME)
+#undef JAXGRAPH_NAME
+  };
+  const std::string name = names[static_cast<size_t>(counter)];
+  return name.substr(0, name.rfind("_ns"));
+}
+
 void Counters::Add(const Counters& other) {
 #define JAXGRAPH_ADD(enumerator, name) name += other.name;
   JAXGRAPH_COUNTERS(JAXGRAPH_ADD)

@@ -3,13 +3,14 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "ffi/core/counters.h"
 #include "ffi/core/status.h"
+#include "ffi/core/trace.h"
 
 namespace jaxgraph {
 
@@ -38,14 +39,14 @@ class FunctionStats {
   std::atomic<uint64_t> arena_bytes_{0};
 };
 
-// Adds the nanoseconds that it lives to a counter.
+// Adds the nanoseconds that it lives to a counter, and is a span of a trace.
 class PhaseTimer {
  public:
   PhaseTimer(FunctionStats* stats, Counter counter) : stats_(stats), counter_(counter) {}
   ~PhaseTimer() {
-    const auto took = std::chrono::steady_clock::now() - begin_;
-    stats_->Add(counter_, static_cast<uint64_t>(
-                              std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()));
+    const double end = Trace::Now();
+    stats_->Add(counter_, static_cast<uint64_t>((end - begin_) * 1e9));
+    if (Trace::Active()) Trace::AddOnHost(PhaseName(counter_), "phase", begin_, end);
   }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
@@ -53,7 +54,7 @@ class PhaseTimer {
  private:
   FunctionStats* const stats_;
   const Counter counter_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  const double begin_ = Trace::Now();
 };
 
 class Statistics {

@@ -65,6 +65,17 @@ class FaultInjecting final : public GraphDevice {
                       bool* moved) override;
   void ArenaRelease(Stream stream, void* base) override { inner_->ArenaRelease(stream, base); }
   Status FreeMemory(uint64_t* bytes) override { return inner_->FreeMemory(bytes); }
+  Status MakeMark(Stream stream, Mark* mark) override { return inner_->MakeMark(stream, mark); }
+  Status MillisecondsBetween(Mark from, Mark to, float* ms) override {
+    return inner_->MillisecondsBetween(from, to, ms);
+  }
+  void DestroyMark(Mark mark) override { inner_->DestroyMark(mark); }
+  bool profiled() const override { return inner_->profiled(); }
+  void BeginRange(const std::string& name) override { inner_->BeginRange(name); }
+  void EndRange() override { inner_->EndRange(); }
+  Status WriteDot(GraphHandle graph, const std::string& path) override {
+    return inner_->WriteDot(graph, path);
+  }
   HandleCounts live_handles() const override { return inner_->live_handles(); }
 
  private:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "ffi/core/status.h"
@@ -19,6 +20,7 @@ using GraphHandle =
     void*;                 // a captured graph: kept as long as its executable, for its node handles
 using ExecHandle = void*;  // an instantiated graph
 using NodeHandle = void*;  // a node of a captured graph
+using Mark = void*;  // a point in the work of a stream, whose time is known once it is reached
 
 // Live handles made by a device: a test asserts that they return to zero.
 struct HandleCounts {
@@ -78,6 +80,26 @@ class GraphDevice {
   // Device memory that is free now, by which the cost of executables is calibrated.
   virtual Status FreeMemory(uint64_t*) {
     return Status(Code::kUnsupported, "this device does not say how much memory is free");
+  }
+
+  // For traces, on devices whose streams run on their own. A mark is reached when all work that the
+  // stream was given before it is done; MillisecondsBetween waits for both.
+  virtual Status MakeMark(Stream, Mark*) {
+    return Status(Code::kUnsupported, "this device has no marks");
+  }
+  virtual Status MillisecondsBetween(Mark, Mark, float*) {
+    return Status(Code::kUnsupported, "this device has no marks");
+  }
+  virtual void DestroyMark(Mark) {}
+
+  // Named ranges for a profiler that is attached to the process; they nest on a thread.
+  virtual bool profiled() const { return false; }
+  virtual void BeginRange(const std::string&) {}
+  virtual void EndRange() {}
+
+  // Writes a captured graph to a file, in the DOT language.
+  virtual Status WriteDot(GraphHandle, const std::string&) {
+    return Status(Code::kUnsupported, "this device does not draw its graphs");
   }
 
   virtual HandleCounts live_handles() const = 0;

@@ -93,6 +93,21 @@ std::vector<DeviceExecution> Runtime::Executions(uint64_t function_id) {
   return all;
 }
 
+bool Runtime::BeginTrace() { return Trace::Begin(); }
+
+std::vector<TraceSpan> Runtime::EndTrace(uint64_t* dropped) {
+  for (DeviceRuntime* device : Devices()) device->executor->FlushTrace();
+  return Trace::End(dropped);
+}
+
+Status Runtime::WriteGraphs(uint64_t function_id, const std::string& folder,
+                            std::vector<std::string>* files) {
+  for (DeviceRuntime* device : Devices()) {
+    JAXGRAPH_RETURN_IF_ERROR(device->executor->WriteGraphs(function_id, folder, files));
+  }
+  return Status::Ok();
+}
+
 void Runtime::ResetStats(uint64_t function_id) {
   for (DeviceRuntime* device : Devices()) device->executor->ResetStats(function_id);
 }

@@ -11,6 +11,7 @@
 
 #include "ffi/core/executor.h"
 #include "ffi/core/status.h"
+#include "ffi/core/trace.h"
 #include "ffi/device/graph_device.h"
 #include "ffi/runtime/export.h"
 
@@ -47,6 +48,13 @@ class JAXGRAPH_EXPORT Runtime {
   std::vector<Event> Events(uint64_t function_id, uint64_t after);
   std::vector<DeviceExecution> Executions(uint64_t function_id);
   std::vector<DeviceVariant> Variants(uint64_t function_id);
+  // One trace at a time in the process: false, if there is one. `dropped`: spans that were too
+  // many.
+  bool BeginTrace();
+  std::vector<TraceSpan> EndTrace(uint64_t* dropped);
+  // See Executor.
+  Status WriteGraphs(uint64_t function_id, const std::string& folder,
+                     std::vector<std::string>* files);
   void Clear(uint64_t function_id);
   void ResetStats(uint64_t function_id);
   Status Reserve(Platform platform, int ordinal, uint64_t bytes);

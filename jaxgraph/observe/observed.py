@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jaxgraph.observe.counters import Stats, new_tally
 from jaxgraph.observe.events import Event, Execution, events, executions
+from jaxgraph.plan.step import StepPlan
 from jaxgraph.runtime import native
+from jaxgraph.runtime.primitive import Planned
 
 
 class Observed:
@@ -17,6 +19,7 @@ class Observed:
 
     name: str
     function_id: int
+    _last: Planned | None  # what the last call that was traced came to
 
     def __init__(self) -> None:
         self._tally = new_tally()
@@ -37,6 +40,10 @@ class Observed:
     def executions(self) -> list[Execution]:
         """The last executions of its native splits: up to 4096 for each stream."""
         return executions(self.function_id)
+
+    def last_plan(self) -> StepPlan | None:
+        """The plan of the last call that was traced; None: there was none, or it stays in XLA."""
+        return None if self._last is None else self._last.plan
 
     def clear(self) -> None:
         """Destroys the captured graphs and zeroes all counters; compiled code stays."""

@@ -12,6 +12,7 @@
 
 #include "ffi/device/cuda/cuda_arena.h"
 #include "ffi/device/cuda/cuda_error.h"
+#include "ffi/device/cuda/profiler.h"
 
 namespace jaxgraph {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 cudaStream_t AsStream(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaGraph_t AsGraph(GraphHandle graph) { return static_cast<cudaGraph_t>(graph); }
 cudaGraphExec_t AsExec(ExecHandle exec) { return static_cast<cudaGraphExec_t>(exec); }
+cudaEvent_t AsEvent(Mark mark) { return static_cast<cudaEvent_t>(mark); }
 dim3 AsDim3(const uint32_t (&d)[3]) { return dim3(d[0], d[1], d[2]); }
 
 // While somebody captures on this thread, allocating could invalidate that capture; in relaxed mode
@@ -262,14 +264,47 @@ class CudaDevice final : public GraphDevice {
     return Status::Ok();
   }
 
+  Status MakeMark(Stream stream, Mark* mark) override {
+    cudaEvent_t event = nullptr;
+    JAXGRAPH_CUDA_RETURN_IF_ERROR(cudaEventCreate(&event));
+    ++marks_;
+    *mark = event;
+    Status status = CudaStatus(cudaEventRecord(event, AsStream(stream)), "cudaEventRecord");
+    if (!status.ok()) DestroyMark(std::exchange(*mark, nullptr));
+    return status;
+  }
+
+  Status MillisecondsBetween(Mark from, Mark to, float* ms) override {
+    JAXGRAPH_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(AsEvent(from)));
+    JAXGRAPH_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(AsEvent(to)));
+    JAXGRAPH_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(ms, AsEvent(from), AsEvent(to)));
+    return Status::Ok();
+  }
+
+  void DestroyMark(Mark mark) override {
+    IgnoreCudaError(cudaEventDestroy(AsEvent(mark)));
+    --marks_;
+  }
+
+  bool profiled() const override { return ProfilerAttached(); }
+  void BeginRange(const std::string& name) override { PushProfilerRange(name.c_str()); }
+  void EndRange() override { PopProfilerRange(); }
+
+  Status WriteDot(GraphHandle graph, const std::string& path) override {
+    JAXGRAPH_CUDA_RETURN_IF_ERROR(
+        cudaGraphDebugDotPrint(AsGraph(graph), path.c_str(), cudaGraphDebugDotFlagsVerbose));
+    return Status::Ok();
+  }
+
   HandleCounts live_handles() const override {
     HandleCounts counts;
+    counts.events = marks_;
     counts.graphs = graphs_;
     counts.execs = execs_;
     counts.streams = streams_;
     std::lock_guard<std::mutex> lock(arenas_mutex_);
     counts.arenas = static_cast<int64_t>(arenas_.size());
-    return counts;  // no event outlives the call that made it
+    return counts;
   }
 
  private:
@@ -319,7 +354,7 @@ class CudaDevice final : public GraphDevice {
 
   const int ordinal_;
   const CudaArenaKind arena_kind_;
-  std::atomic<int64_t> graphs_{0}, execs_{0}, streams_{0};
+  std::atomic<int64_t> graphs_{0}, execs_{0}, streams_{0}, marks_{0};
 
   mutable std::mutex arenas_mutex_;
   std::map<void*, std::unique_ptr<CudaArena>> arenas_;  // by base

@@ -1,6 +1,7 @@
 #include "ffi/device/host/host_device.h"
 
 #include <algorithm>
+#include <fstream>
 #include <iterator>
 #include <new>
 #include <random>
@@ -360,6 +361,30 @@ void HostDevice::ArenaRelease(Stream, void* base) {
     return;
   }
   ::operator delete(base, std::align_val_t{kArenaAlignment});
+}
+
+Status HostDevice::WriteDot(GraphHandle handle, const std::string& path) {
+  std::shared_ptr<const Graph> graph;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = graphs_.find(handle);
+    if (found == graphs_.end()) return Dead("the graph");
+    graph = found->second;
+  }
+  std::ofstream file(path);
+  file << "digraph {\n  node [shape=box];\n";
+  for (size_t n = 0; n < graph->launches.size(); ++n) {
+    const Launch& launch = graph->launches[n];
+    file << "  n" << n << " [label=\"" << launch.kernel->name;
+    if (launch.node_count > 0) file << "\\nnode " << launch.first_node;
+    if (launch.node_count > 1) file << " to " << launch.first_node + launch.node_count - 1;
+    file << "\"];\n";
+    for (const size_t before : graph->edges[n]) file << "  n" << before << " -> n" << n << ";\n";
+  }
+  file << "}\n";
+  file.close();
+  if (file) return Status::Ok();
+  return Status(Code::kInvalidArgument, "cannot write " + path);
 }
 
 HandleCounts HostDevice::live_handles() const {

@@ -54,6 +54,8 @@ class HostDevice : public GraphDevice {
                       bool* moved) override;
   void ArenaRelease(Stream stream, void* base) override;
 
+  Status WriteDot(GraphHandle graph, const std::string& path) override;
+
   HandleCounts live_handles() const override;
 
   // From now on graphs run their nodes in a random order that their edges allow, so that an edge

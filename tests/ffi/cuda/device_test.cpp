@@ -86,6 +86,47 @@ TEST_F(CudaDeviceTest, CapturedGraphReplays) {
   device_->DestroyGraph(graph);
 }
 
+TEST_F(CudaDeviceTest, MarksTimeWhatLiesBetweenThem) {
+  DeviceBytes a = Buffer(1), b = Buffer(2);
+  Mark begin = nullptr, middle = nullptr, end = nullptr;
+  ASSERT_OK(device_->MakeMark(stream_, &begin));
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_OK(device_->LaunchKernel(CopyLaunch(b.data(), a.data(), kBytes), stream_));
+  }
+  ASSERT_OK(device_->MakeMark(stream_, &middle));
+  ASSERT_OK(device_->MakeMark(stream_, &end));
+  EXPECT_EQ(device_->live_handles().events, 3);
+  float work = 0, nothing = 0, all = 0;
+  ASSERT_OK(device_->MillisecondsBetween(begin, middle, &work));
+  ASSERT_OK(device_->MillisecondsBetween(middle, end, &nothing));
+  ASSERT_OK(device_->MillisecondsBetween(begin, end, &all));
+  EXPECT_GT(work, nothing);
+  EXPECT_NEAR(all, work + nothing, 0.01);
+  for (Mark mark : {begin, middle, end}) device_->DestroyMark(mark);
+}
+
+TEST_F(CudaDeviceTest, CapturedGraphIsWrittenAsDot) {
+  DeviceBytes a = Buffer(1), b = Buffer(2);
+  GraphHandle graph = nullptr;
+  std::vector<NodeHandle> nodes;
+  ASSERT_OK(Capture({CopyLaunch(b.data(), a.data(), kBytes)}, &graph, &nodes));
+  const std::string path = ::testing::TempDir() + "/captured.dot";
+  ASSERT_OK(device_->WriteDot(graph, path));
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_NE(text.str().find("digraph"), std::string::npos);
+  EXPECT_NE(text.str().find("KERNEL"), std::string::npos) << text.str();
+  device_->DestroyGraph(graph);
+}
+
+TEST_F(CudaDeviceTest, RangesNeedNoProfiler) {
+  device_->BeginRange("outer");
+  device_->BeginRange("inner");
+  device_->EndRange();
+  device_->EndRange();
+  EXPECT_FALSE(device_->profiled()) << "run this test without a profiler";
+}
+
 TEST_F(CudaDeviceTest, IsCapturingSeesForeignCaptures) {
   bool capturing = true;
   ASSERT_OK(device_->IsCapturing(stream_, &capturing));
