@@ -205,7 +205,7 @@ class GraphedFunction(Observed):
           **kwargs: keyword arguments of a call.
         """
         for _ in range(self.options.warmup_calls):
-            copied_args, copied_kwargs = self._with_copies(args, kwargs)
+            copied_args, copied_kwargs = self.with_copies(args, kwargs)
             jax.block_until_ready(self(*copied_args, **copied_kwargs))
 
     def reserve(self, /, *args: Any, **kwargs: Any) -> int:
@@ -236,6 +236,14 @@ class GraphedFunction(Observed):
         if nbytes:
             native.reserve(native.ffi_platform(site.platform), site.ordinal, nbytes)
         return nbytes
+
+    def plain(self) -> Any:
+        """The function as `jax.jit` runs it, with the same donated and static arguments."""
+        return jax.jit(
+            lambda *args, **kwargs: self._fun(*unpacked(args), **unpacked(kwargs)),
+            donate_argnums=self._parameters.donated,
+            static_argnums=self._parameters.static,
+        )
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Lowers a call, as `jax.jit(fun).lower` does. Closed-over arrays become constants."""
@@ -383,8 +391,8 @@ class GraphedFunction(Observed):
                 return equation.params["planned"]
         return self._last
 
-    def _with_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments, donated ones copied."""
+    def with_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments of a call, donated ones copied: a call may consume them."""
         donated = self._parameters.keys(self._parameters.donated, len(args))
 
         def copied(items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -1,0 +1,35 @@
+"""Says how a function is run and why: what runs from graphs, and what stays in XLA."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from jaxgraph.cli import target
+from jaxgraph.cli.terminal import Terminal
+
+_OK, _PLAIN = 0, 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own arguments."""
+    target.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Terminal], None], int]:
+    """Explains a call, without running it."""
+    step, example = target.load(args)
+    explanation = step.explain(*example)
+    text = str(explanation)
+    found = {
+        "function": explanation.function,
+        "platform": explanation.platform,
+        "native": explanation.native,
+        "text": text.splitlines(),
+    }
+
+    def show(out: Terminal) -> None:
+        out.line(text)
+
+    return found, show, _OK if explanation.native else _PLAIN
