@@ -64,7 +64,7 @@ def test_doctor_names_a_wrong_setting(capsys, monkeypatch):
 def test_doctor_reports_a_failed_self_test(capsys, monkeypatch):
     from jaxgraph.cli import self_test
 
-    monkeypatch.setattr(self_test, "_check", lambda *args: "results differ")
+    monkeypatch.setattr(self_test, "_captured", lambda device: "results differ")
     code, found = machine(capsys, "doctor")
     assert code == FAILED
     assert found["problems"] == ["cpu: capture and replay: results differ"]
