@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from jaxgraph.cli import target
 from jaxgraph.cli.terminal import Terminal
+from jaxgraph.observe.dump import as_json
 
 _OK, _PLAIN = 0, 3
 
@@ -22,12 +24,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Terminal], 
     step, example = target.load(args)
     explanation = step.explain(*example)
     text = str(explanation)
-    found = {
-        "function": explanation.function,
-        "platform": explanation.platform,
-        "native": explanation.native,
-        "text": text.splitlines(),
-    }
+    found = as_json(dataclasses.asdict(explanation)) | {"text": text.splitlines()}
+    for split in found["splits"]:
+        del split["program"]  # bytes for the native core, and many
 
     def show(out: Terminal) -> None:
         out.line(text)
