@@ -23,7 +23,7 @@ from jaxgraph.options import Options, env_bool
 from jaxgraph.pack import Packed
 from jaxgraph.runtime.native import build_info
 from jaxgraph.runtime.tracebacks import leave_our_frames_out
-from jaxgraph.wrap import GraphedFunction, wrap
+from jaxgraph.wrap import GraphedFunction, explain, wrap
 
 __version__ = build_info()["version"]
 
@@ -45,6 +45,7 @@ __all__ = [
     "build_info",
     "dump",
     "events",
+    "explain",
     "log_events",
     "reset_stats",
     "stats",

@@ -272,7 +272,7 @@ def explain_plan(
         function=function,
         platform=site.platform,
         native=runs,
-        notes=tuple(notes),
+        notes=(*notes, *(() if planned is None else planned.notes)),
         splits=() if plan is None else tuple(map(describe, range(len(plan.splits)), plan.splits)),
         left_in_xla=() if plan is None else tuple(plan.left_in_xla),
         decisions=() if plan is None else tuple(plan.decisions),
@@ -378,7 +378,7 @@ def bytes_read(program: Mapping[str, Any]) -> int:
             total += _nbytes(node["outs"][0]) * _is_operand(program, sources[0])
             del sources[0]
         for source in sources:
-            view = (source["base"], source["offset"], source["shape"], source["strides"])
+            view = (source["base"], source["offset"], _moving(source))
             if _is_operand(program, source) and view not in seen:
                 seen.add(view)
                 total += _nbytes(source)
@@ -391,8 +391,13 @@ def _is_operand(program: Mapping[str, Any], tensor: Mapping[str, Any]) -> bool:
 
 def _nbytes(tensor: Mapping[str, Any]) -> int:
     """Bytes of a tensor's distinct elements; a broadcast adds none."""
-    moving = [n for n, s in zip(tensor["shape"], tensor["strides"], strict=True) if s != 0]
-    return math.prod(moving) * _ITEM_BYTES[tensor["dtype"]]
+    return math.prod(n for n, _ in _moving(tensor)) * _ITEM_BYTES[tensor["dtype"]]
+
+
+def _moving(tensor: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of the dimensions along which an address moves."""
+    dims = zip(tensor["shape"], tensor["strides"], strict=True)
+    return tuple((n, s) for n, s in dims if s != 0 and n != 1)
 
 
 def _most_telling(bases: Sequence[BaseInfo]) -> list[BaseInfo]:

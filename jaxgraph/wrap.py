@@ -31,6 +31,11 @@ from jaxgraph.runtime.primitive import Planned, graphed_call_p
 # Traces of one call that may each find new closed-over arrays: one, where nothing is strange.
 _MOST_RETRACES = 8
 
+# From this size on, closed-over arrays are worth a note.
+_NOTED_BYTES = 1 << 20
+
+_MUTABLE = Planned(None, None, "the function reads or writes mutable arrays (jax.Ref)")
+
 _ordinals: dict[str, itertools.count] = collections.defaultdict(itertools.count)
 _PjitFunction = type(jax.jit(lambda: None))
 
@@ -69,6 +74,34 @@ def wrap(
         _as_tuple(static_argnums),
         Options() if options is None else options,
     )
+
+
+def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """How `wrap(fun)` would run a call and why, without running it.
+
+    Args:
+      fun: a wrapped function, a plain one, or a `jax.jit` function without static arguments, whose
+        donated arguments are then known.
+      *args: arguments of such a call; of a wrapped function none means the last planned call's.
+      **kwargs: keyword arguments of such a call.
+
+    Returns:
+      An object that prints well, with its parts as attributes.
+
+    Raises:
+      TypeError: `fun` is not callable, or not with these arguments.
+    """
+    if isinstance(fun, GraphedFunction):
+        return fun.explain(*args, **kwargs)
+    donated = _donated_argnums(fun, args, kwargs) if isinstance(fun, _PjitFunction) else ()
+    return wrap(fun, donate_argnums=donated).explain(*args, **kwargs)
+
+
+def _donated_argnums(fun: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The positional arguments that a jitted function donates."""
+    infos, _ = fun.trace(*args, **kwargs).args_info
+    leaves = [jax.tree.leaves(info) for info in infos]
+    return tuple(i for i, of in enumerate(leaves) if of and all(info.donated for info in of))
 
 
 class GraphedFunction(Observed):
@@ -291,9 +324,7 @@ class GraphedFunction(Observed):
         call = FlatCall(self._fun, self._parameters, args, kwargs)
         closed, out_tree = call.trace()
         if any(map(_touches_an_argument, closed.effects)):
-            self._last = Planned(
-                None, None, "the function reads or writes mutable arrays (jax.Ref)"
-            )
+            self._last = _MUTABLE
             return self._fun(*unpacked(args), **unpacked(kwargs))
         closed, operands = constants.hoist_from(closed, hoisted)
         labels = [f"closed-over array {i}" for i in range(len(operands))] + call.labels
@@ -301,8 +332,9 @@ class GraphedFunction(Observed):
         if _under_another_trace(call.leaves):
             donated = None  # an outer jit decides about its own arguments
         values = [*operands, *call.leaves]
+        notes = _notes_on_closed_over(constants.arrays if hoisted else closed.consts)
         begin = time.perf_counter_ns()
-        planned = self._last = self._plan(closed, values, labels, donated)
+        planned = self._last = self._plan(closed, values, labels, donated, notes)
         self._tally.add_plan(time.perf_counter_ns() - begin)
         out = graphed_call_p.bind(*values, jaxpr=closed, planned=planned)
         return jax.tree.unflatten(out_tree, out)
@@ -313,6 +345,7 @@ class GraphedFunction(Observed):
         values: Sequence[Any],
         labels: Sequence[str],
         donated: Sequence[bool] | None,
+        notes: Sequence[str],
     ) -> Planned:
         try:
             plan = plan_step(
@@ -324,7 +357,8 @@ class GraphedFunction(Observed):
                 donated=donated,
             )
             # Where nothing is native, the function as the user wrote it is what XLA shall see.
-            return Planned(plan, _traced_run(plan, closed, values) if plan.has_native else None)
+            run = _traced_run(plan, closed, values) if plan.has_native else None
+            return Planned(plan, run, notes=notes)
         except Exception as error:
             if self.options.strict:
                 raise
@@ -389,7 +423,7 @@ class GraphedFunction(Observed):
         for equation in self._trace(args, kwargs).jaxpr.eqns:
             if equation.primitive is graphed_call_p:
                 return equation.params["planned"]
-        return self._last
+        return self._last if self.options.disable else _MUTABLE
 
     def with_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call, donated ones copied: a call may consume them."""
@@ -416,6 +450,18 @@ def _traced_run(plan: Any, closed: Any, values: Sequence[Any]) -> Any:
     if planned.effects != closed.effects:
         raise TypeError(f"the plan has effects {planned.effects}, the function {closed.effects}")
     return planned
+
+
+def _notes_on_closed_over(arrays: Sequence[Any]) -> list[str]:
+    """What becomes of large closed-over arrays. JAX traces once for calls of both kinds."""
+    nbytes = sum(getattr(array, "nbytes", 0) for array in arrays)
+    if nbytes <= _NOTED_BYTES:
+        return []
+    return [
+        f"it closes over {nbytes:,} bytes of arrays: operands where it is called directly, but "
+        "inside another jit, and in lower(), constants of the code, which cost compile time and "
+        "memory there; pass them as arguments"
+    ]
 
 
 def _qualified_name(fun: Callable[..., Any]) -> str:

@@ -1,7 +1,6 @@
 """wrap: it computes what jax.jit does, for every form of argument, and counts what it did."""
 
 import functools
-import re
 import sys
 import warnings
 
@@ -302,46 +301,6 @@ def test_lower_and_compile():
     compiled = step.lower(*decode_arguments()).compile()
     assert_equal(compiled(*decode_arguments()), jax.jit(decode_step)(*decode_arguments()))
     assert step.stats().executions == 1
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda f: f(jnp.ones(3)),
-        lambda f: f(jnp.ones(3), jnp.ones(4)),
-        lambda f: f("text", jnp.ones(3)),
-        lambda f: f(jnp.ones(3), jnp.ones(3), jnp.ones(3)),
-        lambda f: f(jnp.ones(3), z=jnp.ones(3)),
-    ],
-)
-def test_a_wrong_argument_raises_what_jit_raises(call):
-    def add(x, y):
-        return x + y
-
-    with pytest.raises(Exception) as expected:
-        call(jax.jit(add))
-    with pytest.raises(type(expected.value)) as got:
-        call(jaxgraph.wrap(add))
-
-    def first_line(error):
-        return re.sub("0x[0-9a-f]+", "ADDRESS", str(error)).split("\n")[0]
-
-    assert first_line(got.value) == first_line(expected.value)
-
-
-def test_what_cannot_be_wrapped():
-    with pytest.raises(TypeError, match="expects a function, got int"):
-        jaxgraph.wrap(3)
-    with pytest.raises(TypeError, match="already wrapped"):
-        jaxgraph.wrap(jaxgraph.wrap(lambda x: x))
-
-
-def test_an_error_of_the_users_function_passes_through():
-    def fun(x):
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        jaxgraph.wrap(fun)(jnp.ones(3))
 
 
 def test_trouble_in_planning_falls_back_with_one_warning(monkeypatch):

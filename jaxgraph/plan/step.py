@@ -141,11 +141,19 @@ def plan_step(
                 labels=labels,
                 guard_bytes=options.guard_bytes,
             )
-            for j, value in enumerate(run.outputs):
-                labels[id(value)] = f"result[{j}] of split {number}"
+        labels |= _labels_of_results(run)
         splits.append(Split(run.backend, len(run.eqns), native, run))
     copies = _update_copies(step, splits, labels, donated) + _packed_copies(splits, labels)
     return StepPlan(step, splits, cuts.left, [whole, cuts.decision], copies)
+
+
+def _labels_of_results(run: Cut) -> dict[int, str]:
+    """What a person, and the key of a later split, call the results of a run: by what made them.
+
+    No ordinals: when splits shift, the labels stay.
+    """
+    made_by = {id(v): eqn for eqn in run.eqns for v in eqn.outputs}
+    return {id(v): f"{made_by[id(v)].primitive.name}@{made_by[id(v)].source}" for v in run.outputs}
 
 
 def _update_copies(step, splits, labels, donated) -> list[Copy]:

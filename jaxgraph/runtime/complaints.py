@@ -30,7 +30,8 @@ def clearer(
       parameters: its parameters.
       args: the call's positional arguments.
       kwargs: its keyword arguments.
-      closed_over: arrays that the function closes over.
+      closed_over: arrays that the function was seen to close over; those that its own code names
+        are found without.
     """
     arguments = [*enumerate(args), *kwargs.items()]
     static = parameters.keys(parameters.static, len(args))
@@ -49,9 +50,10 @@ def clearer(
             for label, leaf in labelled_leaves(parameters.name(key), value):
                 if _is_deleted(leaf):
                     return RuntimeError(_deleted_argument(name, label, leaf, key, parameters, args))
-        for array in closed_over:
+        named = _closed_over_leaves(fun)
+        for label, array in [*named, *(("", array) for array in closed_over)]:
             if _is_deleted(array):
-                return RuntimeError(_deleted_closure(fun, name, array))
+                return RuntimeError(_deleted_closure(name, label, array))
     return None
 
 
@@ -89,9 +91,8 @@ def _deleted_argument(
     return f"{text}, by a call that it was donated to or by delete(); pass an array that is alive"
 
 
-def _deleted_closure(fun: Callable[..., Any], name: str, array: Any) -> str:
-    where = _closed_over_as(fun, array)
-    called = f"the array {where}" if where else "an array"
+def _deleted_closure(name: str, label: str, array: Any) -> str:
+    called = f"the array {label}" if label else "an array"
     return (
         f"{name} closes over {called} ({_form(array)}), which has been deleted, by a call that it "
         "was donated to or by delete(): make it an argument, or close over a copy of it "
@@ -99,20 +100,18 @@ def _deleted_closure(fun: Callable[..., Any], name: str, array: Any) -> str:
     )
 
 
-def _closed_over_as(fun: Callable[..., Any], array: Any) -> str | None:
-    """What the function's own code calls an array that it closes over; None: it is not found."""
+def _closed_over_leaves(fun: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """The leaves of what the function's own code closes over, with the names that it uses."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     try:
         variables = inspect.getclosurevars(inspect.unwrap(fun))
     except (TypeError, ValueError):  # not a Python function, or a cell that is still empty
-        return None
+        return []
+    found = []
     for name, value in {**variables.nonlocals, **variables.globals}.items():
         try:
-            leaves = labelled_leaves(name, value)
+            found += labelled_leaves(name, value)
         except ValueError:  # not a tree that JAX can sort
             continue
-        for label, leaf in leaves:
-            if leaf is array:
-                return label
-    return None
+    return found

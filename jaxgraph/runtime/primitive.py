@@ -7,6 +7,7 @@ to a function (evaluate, differentiate, batch, transpose, lower for a TPU) it do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.extend as jex
@@ -24,10 +25,14 @@ class Planned:
       jaxpr: the planned function, native splits as FFI calls; None: the plain function runs,
         for want of a plan or because the plan leaves everything to XLA.
       why_plain: why there is no plan.
+      notes: what else is worth knowing of the call: sentences for `explain`.
       plain_lowerings: why the plain function was lowered although there is a plan, by platform.
     """
 
-    def __init__(self, plan: Any, jaxpr: Any, why_plain: str | None = None):
+    def __init__(
+        self, plan: Any, jaxpr: Any, why_plain: str | None = None, notes: Sequence[str] = ()
+    ):
+        self.notes = tuple(notes)
         self.plan = plan
         self.jaxpr = jaxpr
         self.why_plain = why_plain

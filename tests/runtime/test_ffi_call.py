@@ -146,6 +146,44 @@ def test_describe_program_gives_back_what_was_encoded(function_id):
     assert len(described["id"]) == 16
 
 
+class NotCapturable(AddOne):
+    @property
+    def program(self):
+        given = spec(self.function_id, self.shape)
+        op, _, *rest = given["nodes"][0]
+        given["nodes"] = [(op, 1, *rest)]  # kFlagNotCapturable
+        return native.encode_program(given)
+
+
+def test_a_node_that_cannot_be_captured_is_named_and_runs_eagerly(function_id):
+    split = NotCapturable(function_id)
+    preview = native.preview("cpu", 0, split.program)
+    assert (preview["number"], preview["stage"]) == (0, "cold")
+    assert preview["not_capturable"] == "node 0 (expr add) cannot be captured"
+    step = jax.jit(lambda x: native_call(split, [x])[0])
+    for _ in range(4):
+        np.testing.assert_array_equal(step(jnp.zeros(8)), np.ones(8))
+    assert counters(function_id) == (4, 0, 0)
+    (variant,) = native.variants(function_id)
+    assert variant["not_capturable"] == preview["not_capturable"]
+
+
+def test_a_preview_is_what_is_recorded_later(function_id):
+    split = AddOne(function_id, (64, 3))
+    preview = native.preview("cpu", 0, split.program)
+    assert native.variants(function_id) == []
+    step = jax.jit(lambda x: native_call(split, [x])[0])
+    for _ in range(2):
+        step(jnp.zeros((64, 3)))
+    (variant,) = native.variants(function_id)
+    for field in ("chunks", "arena_bytes", "program_id", "not_capturable", "split"):
+        assert variant[field] == preview[field]
+    with pytest.raises(ValueError, match="unknown platform"):
+        native.preview("tpu", 0, split.program)
+    with pytest.raises(ValueError):
+        native.preview("cpu", 0, split.program[:-3])
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
