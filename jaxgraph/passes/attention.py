@@ -130,6 +130,8 @@ def _match(last: Node, readers: dict[int, list[Node]], outputs: set[int]) -> Mat
         return None
     if not _read_only_within(first.out, weights, readers, outputs):
         return None
+    if not _read_one_by_one(first.out, masked, readers):
+        return None
     if not all(is_float(t.dtype) for t in (*first.inputs, last.inputs[1])):
         return None
     return Match(first, masked, path, last)
@@ -312,6 +314,20 @@ def _read_only_within(
                 return False
             stack.append(reader.out.id)
     return not (weights.id in outputs or len(_final_readers(weights, readers)) != 1)
+
+
+def _read_one_by_one(product: Tensor, masked: Tensor, readers: dict[int, list[Node]]) -> bool:
+    """Is each masked score made of its own raw score? (Not so where rows of scores are normed.)"""
+    stack = [product]
+    while stack:
+        tensor = stack.pop()
+        if tensor is masked:
+            continue
+        for reader in readers.get(tensor.id, ()):
+            if not reader.out.is_view and reader.kind != "elementwise":
+                return False
+            stack.append(reader.out)
+    return True
 
 
 def _final_readers(x: Tensor, readers: dict[int, list[Node]]) -> set[int]:

@@ -76,6 +76,7 @@ def plan_native(
     split: int,
     exec_options: Mapping[str, Any],
     labels: Mapping[int, str],
+    begun: Counter[tuple[str, ...]] | None = None,
     guard_bytes: int = 0,
 ) -> NativeSplit:
     """Plans one native split.
@@ -87,6 +88,8 @@ def plan_native(
       split: ordinal of the split within the step.
       exec_options: fields of ``ExecOptions`` in ``ffi/core/program.h``.
       labels: what a person would call each input, by ``id(value)``.
+      begun: how many earlier splits of the step have a first node of some identity; counted on
+        here. None: there are no others.
       guard_bytes: kept free behind every intermediate (``Options.guard_bytes``).
 
     Raises:
@@ -98,7 +101,10 @@ def plan_native(
     plan = plan_storage(fused, guard_bytes)
     bases, base_of = _bases(graph, plan, cut, labels)
     nodes = [_node(unit, plan, base_of) for unit in plan.units]
-    key = _graph_key(name, plan, graph, labels, cut)
+    begun = Counter() if begun is None else begun
+    first = _first_node(plan, graph, labels, cut)
+    key = _graph_key(name, function_id, first, begun[first])
+    begun[first] += 1
     program = _native.encode_program(
         {
             "function": name,
@@ -192,19 +198,27 @@ def _node(unit: un.Unit, plan: StoragePlan, base_of) -> tuple:
     return (unit.op, 0, mark.region, mark.branch, unit.params, outs, srcs, unit.label)
 
 
-def _graph_key(name, plan: StoragePlan, graph: Graph, labels: Mapping[int, str], cut: Cut) -> bytes:
-    """Identity of the split's first node: function, operation, and where its sources come from.
+def _first_node(
+    plan: StoragePlan, graph: Graph, labels: Mapping[int, str], cut: Cut
+) -> tuple[str, ...]:
+    """What the split's first node is: its operation, and where its sources come from."""
+    if not plan.units:
+        return ()
+    first = plan.units[0]
+    operands = {t.id: v for t, v in zip(graph.inputs, cut.inputs, strict=True)}
+    origins = (_origin(tensor, operands, labels) for tensor in first.reads())
+    return (un.OP_NAMES[first.op], *origins, first.label.partition("@")[0])
+
+
+def _graph_key(name: str, function_id: int, first: tuple[str, ...], number: int) -> bytes:
+    """Identity of the split's first node within the wrapped function.
 
     No shapes and no ordinals: when a batch grows or splits shift, the key follows the content.
+    Splits that begin alike (the layers of a model with something left in XLA in each) are numbered,
+    and so are wrapped functions of one name: under one key they would push each other out at every
+    call once there are more of them than `max_variants`.
     """
-    said = [name]
-    if plan.units:
-        first = plan.units[0]
-        said.append(un.OP_NAMES[first.op])
-        operands = {t.id: v for t, v in zip(graph.inputs, cut.inputs, strict=True)}
-        for tensor in first.reads():
-            said.append(_origin(tensor, operands, labels))
-        said.append(first.label.partition("@")[0])
+    said = [name, f"{function_id:016x}", *first, str(number)]
     return hashlib.blake2b("\0".join(said).encode(), digest_size=16).digest()
 
 

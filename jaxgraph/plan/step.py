@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,7 @@ def plan_step(
     labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
     cuts = cut(step, limits)
     splits = []
+    begun: Counter[tuple[str, ...]] = Counter()
     for number, run in enumerate(cuts.runs):
         native = None
         if run.backend == NATIVE:
@@ -139,6 +141,7 @@ def plan_step(
                 split=number,
                 exec_options=options.exec_options(),
                 labels=labels,
+                begun=begun,
                 guard_bytes=options.guard_bytes,
             )
         labels |= _labels_of_results(run)

@@ -255,6 +255,17 @@ def weights_are_changed(q, k, v, at):
     return mix(jnp.square(jax.nn.softmax(scores(q, k), -1)), v)
 
 
+def rows_of_scores_are_normed(q, k, v, at):
+    s = scores(q, k)
+    s = s * lax.rsqrt(jnp.mean(s * s, -1, keepdims=True) + 1e-3)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def scores_over_the_sum_of_all(q, k, v, at):
+    s = scores(q, k)
+    return mix(jax.nn.softmax(s / (1 + jnp.abs(s.sum())), -1), v)
+
+
 NEAR_MISSES = [
     sum_of_other_scores,
     another_axis,
@@ -265,6 +276,8 @@ NEAR_MISSES = [
     mixed_over_another_axis,
     scores_meet_their_mirror,
     weights_are_changed,
+    rows_of_scores_are_normed,
+    scores_over_the_sum_of_all,
 ]
 
 

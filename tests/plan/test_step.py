@@ -1,8 +1,11 @@
 """Step plans: what `explain` says of copies, and what stays in XLA as a whole."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import jaxgraph
@@ -73,3 +76,36 @@ def test_the_reason_and_the_line_of_what_stays_in_xla():
 
     text = explained(fun, ROW)
     assert "lgamma" in text and "no native kernel" in text and "test_step.py" in text
+
+
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_many_splits_that_begin_alike_all_replay(signatures):
+    """More of them than a key keeps variants, as the layers of a model with a callback in each."""
+
+    def fun(x, w):
+        for _ in range(12):
+            x = jnp.tanh(jnp.sin(x @ w) * 2 + 1) @ w
+            x = jax.pure_callback(np.negative, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return x
+
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True, idle_seconds=0))
+    w = jnp.eye(8) / 2
+    for _ in range(5):
+        for rows in range(1, 1 + signatures):
+            x = jnp.ones((rows, 8))
+            np.testing.assert_allclose(step(x, w), jax.jit(fun)(x, w), rtol=1e-5)
+    stats = step.stats()
+    assert stats.evictions == 0
+    assert (stats.captures, stats.replays) == (12 * signatures, 3 * 12 * signatures)
+
+
+def test_many_wrapped_functions_of_one_name_all_replay():
+    def layer(scale, x):
+        return jnp.sin(x) * scale
+
+    options = jaxgraph.Options(strict=True, idle_seconds=0)
+    steps = [jaxgraph.wrap(functools.partial(layer, float(i)), options=options) for i in range(12)]
+    for _ in range(5):
+        for i, step in enumerate(steps):
+            np.testing.assert_allclose(step(ROW), jnp.sin(ROW) * i, rtol=1e-6)
+    assert [step.stats().replays for step in steps] == [3] * 12
