@@ -2,10 +2,15 @@
 // layouts of weights, with and without dependent launch, for several tunings. Attention is left
 // out: what counts here is how fast the weights come.
 //
-//   cmake --build build -t stream_products && build/stream_products [models] [rows]
+//   cmake --build build -t stream_products && build/stream_products [models] [rows] [settings]
+//
+// `settings` is "tune", which tries many for each product by itself, or some to time whole steps
+// with: blocks/stages/cluster of all products, or of the five kinds with colons between them,
+// commas between settings.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +19,7 @@
 #include <vector>
 
 #include "ffi/device/cuda/cuda_device.h"
-#include "ffi/kernels/cuda/stream.h"
+#include "ffi/kernels/cuda/stream_launchers.h"
 
 namespace jaxgraph {
 namespace {
@@ -47,6 +52,9 @@ uint32_t Bits(float f) {
   return bits;
 }
 
+constexpr int kKinds = 5;  // QKV, output, gate and up, down, head
+using Tunings = std::array<StreamTuning, kKinds>;
+
 class Step {
  public:
   Step(const Model& model, int rows, bool along_k) : model_(model), rows_(rows), along_k_(along_k) {
@@ -73,8 +81,9 @@ class Step {
 
   int64_t weight_bytes() const { return weight_bytes_; }
 
-  // All products, in order; `which` >= 0: that one of each layer alone (4: the head).
-  std::vector<Launch> Launches(const StreamTuning* tuning, int which = -1) {
+  // All products, in order; `which` >= 0: that one of each layer alone (4: the head). With the
+  // tunings of the five kinds of products, or the defaults.
+  std::vector<Launch> Launches(const Tunings* tunings, int which = -1) {
     std::vector<Launch> launches;
     next_weight_ = weights_;
     const int d = model_.width, q = model_.heads * model_.head_dim;
@@ -82,12 +91,12 @@ class Step {
     char* x = At(0);
     char* y = At(1);
     for (int l = 0; l < model_.layers; ++l) {
-      Add(&launches, which, 0, x, d, {q, kv, kv}, true, l > 0, false, tuning);
-      Add(&launches, which, 1, At(8), q, {d}, false, false, false, tuning);
-      Add(&launches, which, 2, y, d, {model_.ffn, model_.ffn}, true, true, true, tuning);
-      Add(&launches, which, 3, At(10), model_.ffn, {d}, false, false, false, tuning);
+      Add(&launches, which, 0, x, d, {q, kv, kv}, true, l > 0, false, tunings);
+      Add(&launches, which, 1, At(8), q, {d}, false, false, false, tunings);
+      Add(&launches, which, 2, y, d, {model_.ffn, model_.ffn}, true, true, true, tunings);
+      Add(&launches, which, 3, At(10), model_.ffn, {d}, false, false, false, tunings);
     }
-    Add(&launches, which, 4, x, d, {model_.vocab}, true, true, false, tuning);
+    Add(&launches, which, 4, x, d, {model_.vocab}, true, true, false, tunings);
     return launches;
   }
 
@@ -106,7 +115,7 @@ class Step {
 
   void Add(std::vector<Launch>* launches, int which, int kind, const char* row, int k,
            const std::vector<int>& columns, bool norm, bool added, bool pair,
-           const StreamTuning* tuning) {
+           const Tunings* tunings) {
     StreamParams p = {};
     p.m = rows_;
     p.k = k;
@@ -137,8 +146,10 @@ class Step {
     p.divides = p.rounds_first = p.silu_rounds = p.fetches_early = 1;
     p.activated = pair ? At(9) : nullptr;
     p.activated_m = 2 * int64_t{columns[0]};
-    LaunchStream(p, DType::kBF16, along_k_,
-                 tuning != nullptr ? *tuning : DefaultTuning(p, along_k_), launches);
+    const StreamTuning tuning = tunings != nullptr ? (*tunings)[kind] : DefaultTuning(p, along_k_);
+    const bool fits = (along_k_ && FitsStreamVector(p)) || FitsStreamTiles(p, along_k_, tuning);
+    if (!fits) return;  // other kernels take it
+    LaunchStream(p, DType::kBF16, along_k_, tuning, launches);
   }
 
   const Model model_;
@@ -190,25 +201,28 @@ double TimeGraph(std::vector<Launch> launches, bool dependent, int replays = 10,
 }
 
 // The best tunings of each product by itself.
-void Tune(Step* step, bool along_k) {
+void Tune(Step* step) {
   static const char* const kNames[] = {"qkv", "output", "gate/up", "down", "head"};
   struct Tried {
     double us;
     StreamTuning tuning;
     Launch launch;
   };
-  for (int which = 0; which < 5; ++which) {
+  for (int which = 0; which < kKinds; ++which) {
     const std::vector<Launch> now = step->Launches(nullptr, which);
+    if (now.empty()) continue;
     const double count = static_cast<double>(now.size());
     std::printf("    %-8s %6.2f %6.2f us;", kNames[which], TimeGraph(now, false) / count,
                 TimeGraph(now, true) / count);
     std::vector<Tried> all;
-    for (const int blocks : {132, 264, 396, 528}) {
-      for (const int stages : {1, 2, 3, 4, 6}) {
+    for (const int blocks : {132, 264, 396}) {
+      for (const int stages : {2, 3, 4, 5, 6}) {
         for (const int cluster : {1, 2, 4, 8}) {
-          if (along_k && cluster > 1) continue;
           const StreamTuning tuning = {blocks, stages, cluster};
-          const std::vector<Launch> one = step->Launches(&tuning, which);
+          Tunings tunings;
+          tunings.fill(tuning);
+          const std::vector<Launch> one = step->Launches(&tunings, which);
+          if (one.empty()) continue;
           const bool known = std::any_of(all.begin(), all.end(), [&](const Tried& t) {
             return t.launch.SameConfig(one.back());
           });
@@ -219,7 +233,7 @@ void Tune(Step* step, bool along_k) {
     }
     std::sort(all.begin(), all.end(), [](const Tried& a, const Tried& b) { return a.us < b.us; });
     for (size_t i = 0; i < all.size(); ++i) {
-      if (i > 7 && i + 1 < all.size()) continue;
+      if (i > 5) break;
       std::printf("  %.2f (%d/%d/%d: %u of %u, %u KB)", all[i].us, all[i].tuning.blocks,
                   all[i].tuning.stages, all[i].tuning.cluster, all[i].launch.grid[0],
                   all[i].launch.cluster, all[i].launch.shared_bytes / 1024);
@@ -229,7 +243,24 @@ void Tune(Step* step, bool along_k) {
   }
 }
 
-void Run(const Model& model, int rows, bool tune) {
+// Reads "132/3/4" or five of that, and what separates it from the next.
+bool ReadTunings(const char** settings, Tunings* tunings) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    StreamTuning& t = (*tunings)[kind];
+    int length = 0;
+    if (std::sscanf(*settings, "%d/%d/%d%n", &t.blocks, &t.stages, &t.cluster, &length) != 3) {
+      return false;
+    }
+    *settings += length;
+    if (kind == 0 && **settings != ':') tunings->fill(t);
+    if (**settings != ':') break;
+    ++*settings;
+  }
+  *settings += **settings == ',';
+  return true;
+}
+
+void Run(const Model& model, int rows, const std::string& settings) {
   for (const bool along_k : {true, false}) {
     Step step(model, rows, along_k);
     std::printf("%s, %d row%s, [%s], %.0f MB\n", model.name, rows, rows == 1 ? "" : "s",
@@ -239,7 +270,15 @@ void Run(const Model& model, int rows, bool tune) {
     std::printf("  %8.1f us, dependent launches %8.1f us  %5.2f TB/s\n", plain, dependent,
                 step.weight_bytes() / dependent / 1e6);
     std::fflush(stdout);
-    if (tune) Tune(&step, along_k);
+    if (settings == "tune") Tune(&step);
+    Tunings tunings;
+    const char* next = settings.c_str();
+    for (const char* now = next; ReadTunings(&next, &tunings); now = next) {
+      const std::vector<Launch> tuned = step.Launches(&tunings);
+      std::printf("  %8.1f us, dependent launches %8.1f us  %.*s\n", TimeGraph(tuned, false),
+                  TimeGraph(tuned, true), static_cast<int>(next - now), now);
+      std::fflush(stdout);
+    }
   }
 }
 
@@ -249,9 +288,9 @@ void Run(const Model& model, int rows, bool tune) {
 int main(int argc, char** argv) {
   const std::string wanted = argc > 1 ? argv[1] : "135m,1b,8b";
   const int rows = argc > 2 ? std::atoi(argv[2]) : 1;
-  const bool tune = argc > 3 && std::string(argv[3]) == "tune";
+  const std::string settings = argc > 3 ? argv[3] : "";
   for (const jaxgraph::Model& model : jaxgraph::kModels) {
     if (wanted.find(model.name) == std::string::npos) continue;
-    jaxgraph::Run(model, rows, tune);
+    jaxgraph::Run(model, rows, settings);
   }
 }

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxgraph.observe.events import Event, events
-from jaxgraph.passes.profitability import Decision
-from jaxgraph.passes.splits import CALLBACK, LeftInXla
-from jaxgraph.plan.step import Copy, Split
 from jaxgraph.runtime import native
 
 if TYPE_CHECKING:
     from jaxgraph.options import Options
+    from jaxgraph.passes.profitability import Decision
+    from jaxgraph.passes.splits import LeftInXla
+    from jaxgraph.plan.step import Copy, Split
 
 # Bases that are listed in print; all are in `SplitInfo.bases`.
 _PRINTED_BASES = 12
@@ -358,6 +358,8 @@ def _variant(found: Mapping[str, Any]) -> VariantInfo:
 
 
 def _callback_in(split: Split) -> str:
+    from jaxgraph.passes.splits import CALLBACK
+
     if split.backend != CALLBACK:
         return ""
     calls = [f"{e.primitive.name} at {e.source or 'an unknown line'}" for e in split.cut.eqns]

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 _ALIGNMENT = 256  # bytes, of every leaf
 
@@ -198,7 +199,7 @@ def _check_leaf(value: Any, label: str) -> Any:
         return value
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise TypeError(f"{label} is a traced value: pack outside of jit, once, before the loop")
     if not isinstance(value, (jax.Array, np.ndarray)):
         raise TypeError(

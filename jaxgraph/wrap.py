@@ -15,14 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxgraph import pack as packing
 from jaxgraph.explain import Explanation, Site, explain_plan
-from jaxgraph.frontend.flatten import flatten
 from jaxgraph.observe import Observed
 from jaxgraph.options import Options
-from jaxgraph.passes.weight_order import weight_orders
-from jaxgraph.plan import plan_step
 from jaxgraph.runtime import complaints, native
 from jaxgraph.runtime.arguments import FlatCall, Parameters, unpacked
 from jaxgraph.runtime.constants import ClosedOverArrays, Constants
@@ -69,7 +67,7 @@ def wrap(
     if not callable(fun):
         raise TypeError(f"wrap expects a function, got {type(fun).__name__}")
     return GraphedFunction(
-        fun.__wrapped__ if isinstance(fun, _PjitFunction) else fun,
+        getattr(fun, "__wrapped__") if isinstance(fun, _PjitFunction) else fun,  # noqa: B009
         _as_tuple(donate_argnums),
         _as_tuple(static_argnums),
         Options() if options is None else options,
@@ -226,6 +224,9 @@ class GraphedFunction(Observed):
         if argnum in donated:  # results may take its place
             return [None] * num_leaves[argnum]
         closed, _ = FlatCall(self._fun, self._parameters, tuple(args), {}).trace()
+        from jaxgraph.frontend.flatten import flatten
+        from jaxgraph.passes.weight_order import weight_orders
+
         orders = weight_orders(flatten(closed, self.options.max_unroll))
         first = sum(num_leaves[:argnum])
         return orders[first : first + num_leaves[argnum]]
@@ -347,6 +348,8 @@ class GraphedFunction(Observed):
         donated: Sequence[bool] | None,
         notes: Sequence[str],
     ) -> Planned:
+        from jaxgraph.plan import plan_step  # here, for the sake of a quick `import jaxgraph`
+
         try:
             plan = plan_step(
                 closed,
@@ -442,7 +445,7 @@ def _touches_an_argument(effect: Any) -> bool:
 
 def _traced_run(plan: Any, closed: Any, values: Sequence[Any]) -> Any:
     """The planned function as a jaxpr, held against the function that it stands for."""
-    planned = jax.make_jaxpr(plan.run)(*values)
+    planned: Any = jax.make_jaxpr(plan.run)(*values)
     got = [(aval.shape, aval.dtype) for aval in planned.out_avals]
     expected = [(aval.shape, aval.dtype) for aval in closed.out_avals]
     if got != expected:
@@ -500,7 +503,7 @@ def _site(args: Sequence[Any], kwargs: dict[str, Any]) -> Site:
     """Where such a call would run."""
     devices = set()
     for leaf in jax.tree.leaves((args, kwargs)):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             devices |= leaf.devices()
     if not devices:
         devices = jnp.zeros(()).devices()

@@ -7,10 +7,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from jaxgraph.cli.self_test import self_test
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Terminal], 
         "versions": {
             "jaxgraph": info["version"],
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": metadata.version("jaxlib"),
             "numpy": np.__version__,
             "python": sys.version.split()[0],
             "system": platform.platform(),
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Terminal], 
     return found, show, _FAILED if problems else _PLAIN if warnings else _OK
 
 
-def _device(device: jax.Device) -> dict[str, Any]:
+def _device(device: Any) -> dict[str, Any]:
     name = "cuda" if device.platform == "gpu" else device.platform
     return {
         "name": str(device),
@@ -79,7 +79,7 @@ def _device(device: jax.Device) -> dict[str, Any]:
     }
 
 
-def _test_devices() -> list[jax.Device]:
+def _test_devices() -> list[Any]:
     """One device of each backend that has native splits."""
     devices = jax.local_devices(backend="cpu")[:1]
     if jax.default_backend() == "gpu" and native.why_unsupported("cuda") is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jaxgraph.observe.counters import Stats, new_tally
 from jaxgraph.observe.events import Event, Execution, events, executions
-from jaxgraph.plan.step import StepPlan
 from jaxgraph.runtime import native
-from jaxgraph.runtime.primitive import Planned
+
+if TYPE_CHECKING:
+    from jaxgraph.plan.step import StepPlan
+    from jaxgraph.runtime.primitive import Planned
 
 
 class Observed:

@@ -3,35 +3,32 @@
 #include "ffi/kernels/cuda/stream_launchers.h"
 
 namespace jaxgraph {
-namespace {
-
-// Of shared memory; what is left beside them holds two stages of the rings, mostly.
-constexpr int64_t kMaxRowBytes = 133 * 1024;
-constexpr int64_t kMostPadding = 144;       // behind a row
-constexpr int64_t kOneStage = 37 * 1024;    // of all warps
-constexpr int64_t kSumBytes = 9 * 128 * 4;  // along n, of a row: 128 columns, by warp and in all
-
-}  // namespace
-
-// The settings whose results were tested on a GPU. Others were faster in timings (docs/kernels.md).
+// Measured with benchmarks/stream_products; docs/kernels.md has the figures.
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k) {
-  const bool alone = params.m * int64_t{params.k} > 16 * 1024;  // its rows fill a multiprocessor
-  return {alone ? 132 : 264, 3, along_k ? 1 : 8};
+  if (along_k && FitsStreamVector(params)) return {params.k > 1024 ? 132 : 264, 3, 1};
+  // Rows take the room of a second block, and clusters of four such blocks find no place at once.
+  if (params.m > 1) return {132, 5, 2};
+  int64_t columns = params.product[0].n;
+  for (int i = 1; i < params.num_products && params.activated == nullptr; ++i) {
+    columns += params.product[i].n;
+  }
+  // Few columns: more blocks share each of them, and the launches around find room beside them.
+  if (columns <= 2112) return {264, 2, 8};
+  return params.k < 4096 ? StreamTuning{264, 3, 4} : StreamTuning{132, 5, 4};
 }
 
-bool RowsFit(const StreamParams& params, bool along_k) {
-  const int64_t rows = params.m * (2 * int64_t{params.k} + kMostPadding);
-  const int64_t sums = along_k ? 0 : params.m * kSumBytes;
-  return params.m <= kMaxStreamRows && rows <= kMaxRowBytes &&
-         rows + sums + kOneStage <= kMaxStreamShared;
+bool FitsStream(const StreamParams& params, bool along_k) {
+  if (params.m > kMaxStreamRows) return false;
+  return (along_k && FitsStreamVector(params)) ||
+         FitsStreamTiles(params, along_k, DefaultTuning(params, along_k));
 }
 
 void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
                   Launches* launches) {
-  if (along_k) {
-    LaunchStreamAlongK(params, dtype, tuning, launches);
+  if (along_k && FitsStreamVector(params)) {
+    LaunchStreamVector(params, dtype, tuning, launches);
   } else {
-    LaunchStreamAlongN(params, dtype, tuning, launches);
+    LaunchStreamTiles(params, dtype, along_k, tuning, launches);
   }
 }
 

@@ -12,6 +12,9 @@ namespace jaxgraph {
 
 constexpr int kMaxStreamed = 4;  // matrices
 constexpr int kMaxStreamRows = 16;
+// Every block computes the norm for itself: beyond this many elements that costs more than a kernel
+// of its own.
+constexpr int kMaxNormElements = 8 * 1024;
 
 // out[m, n] = sum over k of row[m, k] * weights[k, n]; strides in bytes.
 struct StreamedProduct {
@@ -44,11 +47,11 @@ struct StreamParams {
   int64_t activated_m;
 
   int32_t m, k, num_products;
-  int32_t pieces;  // of all matrices: groups of columns that a block (or cluster) makes at once
-  int32_t stages;  // of a warp's ring
-  int32_t piece_bytes;  // along k: of a column's bytes that a warp takes at once
-  int32_t splits;       // along n: blocks of a cluster, which share k
+  int32_t pieces;       // of all matrices: tiles of columns; one row: columns
+  int32_t stages;       // of a warp's ring
+  int32_t splits;       // what k is shared by: blocks of a cluster; one row: warps
   int32_t row_pitch;    // bytes of a row in shared memory
+  int32_t slice_bytes;  // one row: of a column, in a warp
 
   uint8_t has_norm, divides, rounds_first, silu_rounds;
   uint8_t fetches_early;  // no node writes the weights: they are read before the wait
@@ -64,7 +67,7 @@ struct StreamTuning {
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
 
 // Whether the rows, and with them all that a block needs, fit into its shared memory.
-bool RowsFit(const StreamParams& params, bool along_k);
+bool FitsStream(const StreamParams& params, bool along_k);
 
 // `along_k`: every matrix is contiguous along k ("[out, in]"), else along n ("[in, out]"). bf16 or
 // f16 throughout (but for the products' own dtypes); rows, weights and outputs start at multiples

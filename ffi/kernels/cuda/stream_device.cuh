@@ -32,6 +32,13 @@ __device__ __forceinline__ void WaitForLaunchBefore() {
 }
 
 #if __CUDA_ARCH__ >= 900
+// The two halves of a barrier of all threads of a cluster.
+__device__ __forceinline__ void ArriveInCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WaitForCluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Weights are read once a step: they should not push caches and activations out of L2.
 __device__ __forceinline__ uint64_t ReadOncePolicy() {
   uint64_t policy;
@@ -78,10 +85,12 @@ __device__ __forceinline__ void WaitForCopies(int n) {
   }
 }
 
-// A barrier that counts the bytes of bulk copies.
-__device__ __forceinline__ void InitBarrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier));
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+// Barriers that count the bytes of bulk copies; used by this thread, or by others once they have
+// met it. The fence takes its time, so all barriers share one.
+__device__ __forceinline__ void InitBarriers(uint32_t first, int count) {
+  for (int i = 0; i < count; ++i) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(first + 8 * i));
+  }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void Expect(uint32_t barrier, uint32_t bytes) {
@@ -96,14 +105,30 @@ __device__ __forceinline__ void BulkCopy(uint32_t to, const char* from, uint32_t
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-__device__ __forceinline__ void WaitForBytes(uint32_t barrier) {
+// The same of what is read once a step.
+__device__ __forceinline__ void BulkCopyOnce(uint32_t to, const char* from, uint32_t bytes,
+                                             uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], "
+      "%2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// Asks L2 for memory, which stays coherent there: allowed before the wait, whoever writes it.
+__device__ __forceinline__ void PrefetchLine(const char* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+// The barrier's phases alternate between parity 0, the first, and 1.
+__device__ __forceinline__ void WaitForBytes(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
-      "}" ::"r"(barrier)
+      "}" ::"r"(barrier),
+      "r"(parity)
       : "memory");
 }
 #endif
@@ -157,25 +182,157 @@ __device__ __forceinline__ float Rounded(float v) {
 
 // ---- the rows ----
 
-// What rows take of shared memory: themselves, then what is added to them and the norm's weight.
+// What rows take of shared memory: themselves, then, of several, what is added to them and the
+// norm's weight.
 __host__ __device__ inline int RowBytes(const StreamParams& p) {
+  if (p.m == 1) return p.row_pitch;
   return ((p.added != nullptr ? 2 : 1) * p.m + (p.weight != nullptr ? 1 : 0)) * p.row_pitch;
 }
 
 #if __CUDA_ARCH__ >= 900
-// Brings the rows into shared memory, `row_pitch` bytes apart, with zeros behind them; all threads
-// of the block together, which have met since the barrier was made. With a norm every block
-// computes it, and the last one stores it: its share of the products is the smallest.
+// The norm's weight is read once a step as the matrices are: L2 can have it before the row is
+// there.
+__device__ __forceinline__ void PrefetchNormWeight(const StreamParams& p) {
+  const int at = 128 * static_cast<int>(threadIdx.x);
+  if (p.weight != nullptr && at < 2 * p.k) PrefetchLine(p.weight + at);
+}
+
+// The scale of a row's norm, of the sums of squares that the block's warps have.
+__device__ __forceinline__ float NormScale(const StreamParams& p,
+                                           const float (*by_warp)[kMaxStreamRows], int m) {
+  float total = 0;
+#pragma unroll
+  for (int w = 0; w < kStreamWarps; ++w) total += by_warp[w][m];
+  const float length = __uint_as_float(p.length), eps = __uint_as_float(p.eps);
+  const float mean = p.divides ? total / length : __fmul_rn(total, length);
+  return 1.0f / sqrtf(__fadd_rn(mean, eps));
+}
+
 template <typename T>
-__device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, uint32_t barrier,
-                                          float (*by_warp)[kMaxStreamRows]) {
-  const int pitch = p.row_pitch, eights = p.k / 8, bytes = 2 * p.k;
+__device__ __forceinline__ Eight Sum(Eight x, const Eight& y) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    x.bits[j] = T::FromFloat(T::ToFloat(x.bits[j]) + T::ToFloat(y.bits[j]));
+  }
+  return x;
+}
+template <typename T>
+__device__ __forceinline__ float AddSquares(float squares, const Eight& x) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float v = T::ToFloat(x.bits[j]);
+    squares = __fadd_rn(squares, __fmul_rn(v, v));
+  }
+  return squares;
+}
+__device__ __forceinline__ float SumOfWarp(float v) {
+#pragma unroll
+  for (int o = kWarp / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+template <typename T>
+__device__ __forceinline__ Eight Scaled(const StreamParams& p, Eight x, const Eight& weight,
+                                        float scale) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float h = __fmul_rn(T::ToFloat(x.bits[j]), scale);
+    if (p.weight != nullptr) {
+      h = __fmul_rn(p.rounds_first ? Rounded<T>(h) : h, T::ToFloat(weight.bits[j]));
+    }
+    x.bits[j] = T::FromFloat(h);
+  }
+  return x;
+}
+
+__device__ __forceinline__ Eight LoadEight(const char* from) {
+  return {*reinterpret_cast<const uint4*>(from)};
+}
+__device__ __forceinline__ void StoreEight(char* to, const Eight& x) {
+  *reinterpret_cast<uint4*>(to) = x.packed;
+}
+
+// Brings eighths [begin, end) of a single row into shared memory, `begin` first, with zeros behind
+// them up to `row_pitch`; all of it where there is a norm. Threads fetch what they work on, which
+// is there sooner than a copy that a barrier announces. The norm as in BringRows. All threads meet
+// at the end.
+template <typename T>
+__device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int begin, int end,
+                                         float (*by_warp)[kMaxStreamRows]) {
+  const int thread = threadIdx.x;
+  const int zeros = 16 * (end - begin + thread);
+  if (zeros < p.row_pitch) StoreEight(row + zeros, {});
+  if (!p.has_norm) {
+    constexpr int kAtOnce = 8;
+    for (int first = begin + thread; first < end; first += kAtOnce * kStreamThreads) {
+      Eight x[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kStreamThreads;
+        if (i < end) x[j] = LoadEight(p.row + 16 * i);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kStreamThreads;
+        if (i < end) StoreEight(row + 16 * (i - begin), x[j]);
+      }
+    }
+    __syncthreads();
+    return;
+  }
+  constexpr int kMost = kMaxNormElements / 8 / kStreamThreads;
+  const bool stores = blockIdx.x == gridDim.x - 1;
+  Eight x[kMost], added[kMost], weight[kMost] = {};
+#pragma unroll
+  for (int j = 0; j < kMost; ++j) {
+    const int at = 16 * (thread + j * kStreamThreads);
+    if (at >= 16 * end) break;
+    x[j] = LoadEight(p.row + at);
+    if (p.added != nullptr) added[j] = LoadEight(p.added + at);
+    if (p.weight != nullptr) weight[j] = LoadEight(p.weight + at);
+  }
+  float squares = 0;
+#pragma unroll
+  for (int j = 0; j < kMost; ++j) {
+    const int at = 16 * (thread + j * kStreamThreads);
+    if (at >= 16 * end) break;
+    if (p.added != nullptr) x[j] = Sum<T>(x[j], added[j]);
+    if (stores && p.sum != nullptr) StoreEight(p.sum + at, x[j]);
+    squares = AddSquares<T>(squares, x[j]);
+  }
+  squares = SumOfWarp(squares);
+  if (thread % kWarp == 0) by_warp[thread / kWarp][0] = squares;
+  __syncthreads();
+  const float scale = NormScale(p, by_warp, 0);
+#pragma unroll
+  for (int j = 0; j < kMost; ++j) {
+    const int at = 16 * (thread + j * kStreamThreads);
+    if (at >= 16 * end) break;
+    x[j] = Scaled<T>(p, x[j], weight[j], scale);
+    StoreEight(row + at, x[j]);
+    if (stores) StoreEight(p.norm + at, x[j]);
+  }
+  __syncthreads();
+}
+
+// Brings eighths [begin, end) of the rows into shared memory, `row_pitch` bytes apart, with zeros
+// behind them; all threads of the block together, which have met since the barrier was made. With a
+// norm every block computes it, of whole rows, and the last one stores it: its share of the
+// products is the smallest.
+template <typename T>
+__device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int begin, int end,
+                                          uint32_t barrier, float (*by_warp)[kMaxStreamRows]) {
+  if (p.m == 1) {
+    BringRow<T>(p, rows, begin, end, by_warp);
+    return;
+  }
+  const int pitch = p.row_pitch, eights = end - begin, bytes = 16 * eights;
   char* added = rows + p.m * pitch;
   const char* weight = rows + (p.added != nullptr ? 2 : 1) * p.m * pitch;
   if (threadIdx.x == 0) {
     Expect(barrier, (RowBytes(p) / pitch) * bytes);
-    for (int m = 0; m < p.m; ++m) {
-      BulkCopy(SharedAddress(rows + m * pitch), p.row + m * p.row_m, bytes, barrier);
+    for (int m = 0; m < p.m && bytes > 0; ++m) {
+      const int64_t from = 16 * static_cast<int64_t>(begin);
+      BulkCopy(SharedAddress(rows + m * pitch), p.row + m * p.row_m + from, bytes, barrier);
       if (p.added == nullptr) continue;
       BulkCopy(SharedAddress(added + m * pitch), p.added + m * p.added_m, bytes, barrier);
     }
@@ -183,9 +340,9 @@ __device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, uin
   }
   for (int m = 0; m < p.m; ++m) {
     const int i = eights + static_cast<int>(threadIdx.x);
-    if (i < pitch / 16) *reinterpret_cast<uint4*>(rows + m * pitch + 16 * i) = uint4{0, 0, 0, 0};
+    if (i < pitch / 16) StoreEight(rows + m * pitch + 16 * i, {});
   }
-  WaitForBytes(barrier);
+  WaitForBytes(barrier, 0);
   if (!p.has_norm) {
     __syncthreads();  // for the zeros
     return;
@@ -194,51 +351,28 @@ __device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, uin
   for (int m = 0; m < p.m; ++m) {
     float squares = 0;
     for (int i = threadIdx.x; i < eights; i += kStreamThreads) {
-      uint4* place = reinterpret_cast<uint4*>(rows + m * pitch + 16 * i);
-      Eight x = {*place};
+      char* place = rows + m * pitch + 16 * i;
+      Eight x = LoadEight(place);
       if (p.added != nullptr) {
-        const Eight y = {*reinterpret_cast<const uint4*>(added + m * pitch + 16 * i)};
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          x.bits[j] = T::FromFloat(T::ToFloat(x.bits[j]) + T::ToFloat(y.bits[j]));
-        }
-        *place = x.packed;
+        x = Sum<T>(x, LoadEight(added + m * pitch + 16 * i));
+        StoreEight(place, x);
       }
-      if (stores && p.sum != nullptr) {
-        *reinterpret_cast<uint4*>(p.sum + m * p.sum_m + 16 * i) = x.packed;
-      }
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float v = T::ToFloat(x.bits[j]);
-        squares = __fadd_rn(squares, __fmul_rn(v, v));
-      }
+      if (stores && p.sum != nullptr) StoreEight(p.sum + m * p.sum_m + 16 * i, x);
+      squares = AddSquares<T>(squares, x);
     }
-#pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) squares += __shfl_xor_sync(kAllLanes, squares, o);
+    squares = SumOfWarp(squares);
     if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp][m] = squares;
   }
   __syncthreads();
-  const float length = __uint_as_float(p.length), eps = __uint_as_float(p.eps);
   for (int m = 0; m < p.m; ++m) {
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kStreamWarps; ++w) total += by_warp[w][m];
-    const float mean = p.divides ? total / length : __fmul_rn(total, length);
-    const float scale = 1.0f / sqrtf(__fadd_rn(mean, eps));
+    const float scale = NormScale(p, by_warp, m);
     for (int i = threadIdx.x; i < eights; i += kStreamThreads) {
-      uint4* place = reinterpret_cast<uint4*>(rows + m * pitch + 16 * i);
-      Eight x = {*place}, w = {};
-      if (p.weight != nullptr) w.packed = *reinterpret_cast<const uint4*>(weight + 16 * i);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float h = __fmul_rn(T::ToFloat(x.bits[j]), scale);
-        if (p.weight != nullptr) {
-          h = __fmul_rn(p.rounds_first ? Rounded<T>(h) : h, T::ToFloat(w.bits[j]));
-        }
-        x.bits[j] = T::FromFloat(h);
-      }
-      *place = x.packed;
-      if (stores) *reinterpret_cast<uint4*>(p.norm + m * p.norm_m + 16 * i) = x.packed;
+      char* place = rows + m * pitch + 16 * i;
+      Eight w = {};
+      if (p.weight != nullptr) w = LoadEight(weight + 16 * i);
+      const Eight x = Scaled<T>(p, LoadEight(place), w, scale);
+      StoreEight(place, x);
+      if (stores) StoreEight(p.norm + m * p.norm_m + 16 * i, x);
     }
   }
   __syncthreads();

@@ -6,14 +6,11 @@
 
 #include "ffi/kernels/cuda/known_forms.h"
 #include "ffi/kernels/cuda/matmul.h"
+#include "ffi/kernels/cuda/memory_range.h"
 #include "ffi/kernels/cuda/stream.h"
 
 namespace jaxgraph {
 namespace {
-
-// Every block computes the norm for itself: beyond this many elements that costs more than a kernel
-// of its own.
-constexpr int64_t kMaxNormElements = 8 * 1024;
 
 int64_t SizeIn(const TensorRef& t) { return static_cast<int64_t>(SizeOf(t.dtype)); }
 
@@ -25,28 +22,13 @@ uint32_t BitsOf(float f) {
   return bits;
 }
 
-// The bytes from a tensor's first to its last element in memory.
-struct Range {
-  const char* begin;
-  const char* end;
-};
-Range RangeOf(const TensorRef& t, const char* address) {
-  int64_t low = 0, high = SizeIn(t);
-  for (int d = 0; d < t.rank; ++d) {
-    if (t.shape[d] == 0) return {address, address};
-    const int64_t reach = (t.shape[d] - 1) * t.strides[d] * SizeIn(t);
-    (reach < 0 ? low : high) += reach;
-  }
-  return {address + low, address + high};
-}
-
 // What the nodes of a run touch. The planner keeps these apart; here it is made sure.
 class Footprint {
  public:
   // Adds a node, but for the sources that the kernel does not read from memory. False, and nothing
   // is added, if then some output overlapped another operand.
   bool Add(const ResolvedNode& at, uint32_t inner_srcs) {
-    std::vector<Range> reads, writes;
+    std::vector<MemoryRange> reads, writes;
     for (size_t i = 0; i < at.srcs.size(); ++i) {
       if (i < 32 && (inner_srcs >> i & 1) != 0) continue;
       reads.push_back(RangeOf(at.node->srcs[i], at.srcs[i]));
@@ -55,14 +37,14 @@ class Footprint {
       writes.push_back(RangeOf(at.node->outs[i], at.outs[i]));
     }
     for (size_t i = 0; i < writes.size(); ++i) {
-      const std::vector<Range> others(writes.begin() + i + 1, writes.end());
-      if (Overlaps(writes[i], others) || Overlaps(writes[i], reads) ||
-          Overlaps(writes[i], reads_) || Overlaps(writes[i], writes_)) {
+      const std::vector<MemoryRange> others(writes.begin() + i + 1, writes.end());
+      if (OverlapAny(writes[i], others) || OverlapAny(writes[i], reads) ||
+          OverlapAny(writes[i], reads_) || OverlapAny(writes[i], writes_)) {
         return false;
       }
     }
-    for (const Range& read : reads) {
-      if (Overlaps(read, writes_)) return false;
+    for (const MemoryRange& read : reads) {
+      if (OverlapAny(read, writes_)) return false;
     }
     reads_.insert(reads_.end(), reads.begin(), reads.end());
     writes_.insert(writes_.end(), writes.begin(), writes.end());
@@ -70,12 +52,7 @@ class Footprint {
   }
 
  private:
-  static bool Overlaps(const Range& a, const std::vector<Range>& all) {
-    return std::any_of(all.begin(), all.end(),
-                       [&](const Range& b) { return a.begin < b.end && b.begin < a.end; });
-  }
-
-  std::vector<Range> reads_, writes_;
+  std::vector<MemoryRange> reads_, writes_;
 };
 
 // ---- the parts of a run ----
@@ -256,27 +233,32 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   const auto inner = [&](const ResolvedNode& at, const MatmulParams& p) {
     return params.has_norm ? RowsSource(at, p) : 0;
   };
-  if (!RowsFit(params, leader.along_k) ||
+  AddProduct(leader, &params);
+  if (!FitsStream(params, leader.along_k) ||
       !footprint.Add(nodes[next], inner(nodes[next], product))) {
     return Status::Ok();
   }
-  AddProduct(leader, &params);
   ++next;
 
   while (fusion && params.num_products < kMaxStreamed && stands_by(next)) {
     Streamed other;
+    StreamParams with_other = params;
     if (!IsStreamed(nodes[next], &other) || other.along_k != leader.along_k ||
-        !SameRows(other.product, product) ||
+        !SameRows(other.product, product)) {
+      break;
+    }
+    AddProduct(other, &with_other);
+    if (!FitsStream(with_other, leader.along_k) ||
         !footprint.Add(nodes[next], inner(nodes[next], other.product))) {
       break;
     }
-    AddProduct(other, &params);
+    params = with_other;
     ++next;
   }
   if (fusion && stands_by(next)) {
     StreamParams with_activation = params;
     if (TakesActivation(nodes[next], product.b_dtype, &with_activation) &&
-        footprint.Add(nodes[next], 3)) {
+        FitsStream(with_activation, leader.along_k) && footprint.Add(nodes[next], 3)) {
       params = with_activation;
       ++next;
     }

@@ -1,4 +1,4 @@
-// The two streaming kernels' launchers, and what both keep to.
+// The streaming kernels' launchers, and what both keep to.
 #pragma once
 
 #include "ffi/kernels/cuda/stream.h"
@@ -9,9 +9,13 @@ constexpr int kMaxStages = 8;
 // Dynamic shared memory of a block, which leaves room for the kernels' own.
 constexpr int32_t kMaxStreamShared = 208 * 1024;
 
-void LaunchStreamAlongK(StreamParams params, DType dtype, const StreamTuning& tuning,
+// One row times matrices that are contiguous along k.
+bool FitsStreamVector(const StreamParams& params);
+void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
                         Launches* launches);
-void LaunchStreamAlongN(StreamParams params, DType dtype, const StreamTuning& tuning,
-                        Launches* launches);
+// Up to 16 rows, either layout.
+bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuning);
+void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
+                       Launches* launches);
 
 }  // namespace jaxgraph

@@ -208,7 +208,7 @@ TEST_F(StreamGroupTest, WhatDoesNotFit) {
   EXPECT_EQ(name_of(nothing, odd), "matmul");
   odd = GroupShape();
   odd.m = 16;
-  odd.k = 14336;
+  odd.k = 40000;
   EXPECT_EQ(name_of(nothing, odd), "matmul");
 }
 

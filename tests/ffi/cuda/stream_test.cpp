@@ -287,6 +287,24 @@ TEST_F(StreamTest, RowsThatFillSharedMemory) {
   ASSERT_NO_FATAL_FAILURE(Check(rng, s));
 }
 
+// One row of a length at which warps, all warps, and other kernels share it.
+TEST_F(StreamTest, OneLongRow) {
+  Rng rng(10);
+  for (const int64_t k : {2048, 2056, 4096, 4104, 8192, 8200, 16384, 16392}) {
+    for (const bool along_k : {true, false}) {
+      GroupShape s;
+      s.k = k;
+      s.along_k = along_k;
+      s.norm = s.residual = k <= 8192;
+      s.columns = {1096};
+      ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+      s.columns = {296, 296};
+      s.activation = true;
+      ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+    }
+  }
+}
+
 // One column times many rows is one row times many columns.
 TEST_F(StreamTest, FewerColumnsThanRows) {
   Rng rng(8);

@@ -1,0 +1,34 @@
+"""What `import jaxgraph` costs, and what it leaves alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+MOST_MS = 100
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_import_takes_less_than_100_ms_beyond_jax():
+    code = (
+        "import time, jax, jax.numpy\n"
+        "begin = time.process_time()\n"
+        "import jaxgraph\n"
+        "print((time.process_time() - begin) * 1e3)\n"
+    )
+    run(code)  # compiles
+    assert min(float(run(code)[0]) for _ in range(3)) < MOST_MS
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "jaxgraph.plan.step", "jaxgraph.cli"])
+def test_import_leaves_alone_what_is_not_needed_yet(module):
+    assert run(f"import sys, jaxgraph; print({module!r} in sys.modules)") == ["False"]
+
+
+def test_import_starts_no_backend():
+    code = "import jaxgraph; from jax._src import xla_bridge; print(len(xla_bridge._backends))"
+    assert run(code) == ["0"]
