@@ -1,7 +1,6 @@
 """wrap: it computes what jax.jit does, for every form of argument, and counts what it did."""
 
 import functools
-import sys
 import warnings
 
 import jax
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 
 import jaxgraph
+import jaxgraph.plan
 from jaxgraph import Options
 
 STRICT = Options(strict=True)
-WRAP_MODULE = sys.modules["jaxgraph.wrap"]  # the package's attribute of that name is the function
 
 
 def decode_step(params, cache, x, position):
@@ -307,7 +306,7 @@ def test_trouble_in_planning_falls_back_with_one_warning(monkeypatch):
     def broken(*args, **kwargs):
         raise AssertionError("a bug in planning")
 
-    monkeypatch.setattr(WRAP_MODULE, "plan_step", broken)
+    monkeypatch.setattr(jaxgraph.plan, "plan_step", broken)
     step = jaxgraph.wrap(lambda x: x + 1)
     with pytest.warns(RuntimeWarning, match=r"a bug in planning.*Please report") as caught:
         assert_equal(step(jnp.ones(3)), jnp.full(3, 2.0, jnp.float32))
@@ -325,7 +324,7 @@ def test_a_plan_that_returns_something_else_is_not_run(monkeypatch):
         def run(self, x):
             return [x[:2]]
 
-    monkeypatch.setattr(WRAP_MODULE, "plan_step", lambda *args, **kwargs: Wrong())
+    monkeypatch.setattr(jaxgraph.plan, "plan_step", lambda *args, **kwargs: Wrong())
     step = jaxgraph.wrap(lambda x: x + 1)
     with pytest.warns(RuntimeWarning, match="the plan returns"):
         assert_equal(step(jnp.ones(3)), jnp.full(3, 2.0, jnp.float32))
