@@ -283,6 +283,26 @@ class GraphedFunction(Observed):
         """Lowers a call, as `jax.jit(fun).lower` does. Closed-over arrays become constants."""
         return self._unhoisted.lower(*args, **kwargs)
 
+    def export(self, *, platforms: Sequence[str] | None = None) -> Callable[..., Any]:
+        """What `jax.export.export(jax.jit(fun))` does, with native splits.
+
+        JAX refuses to serialize calls of foreign functions unless told that they are known; this
+        tells it. Who loads the result imports jaxgraph first, in a version that reads the same
+        program format: another one refuses it by name. Closed-over arrays become constants.
+
+        Args:
+          platforms: to export for, as `jax.export` names them ("cpu", "cuda", "tpu", ...); default:
+            the present one. Those without a native backend get the plain function.
+
+        Returns:
+          A function of a call's arguments (arrays or `jax.ShapeDtypeStruct`) that returns a
+          `jax.export.Exported`.
+        """
+        from jax import export
+
+        known = export.DisabledSafetyCheck.custom_call(native.EXECUTE)
+        return export.export(self._unhoisted, platforms=platforms, disabled_checks=[known])
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds like a function, so that a method can be wrapped (`self` is argument 0)."""
         return self if instance is None else types.MethodType(self, instance)

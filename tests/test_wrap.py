@@ -295,6 +295,29 @@ def test_reserve_plans_without_running():
     assert not arguments[1].is_deleted()
 
 
+def test_reserve_asks_for_what_the_calls_then_need_and_no_more():
+    """Also where arguments wander and get slots: those that never want one have none."""
+
+    def fun(params, x, position):
+        for w in params:
+            x = jnp.tanh(x @ w + position.astype(jnp.float32))
+        return x, position + 1
+
+    params = [jnp.ones((32, 32)) for _ in range(8)]
+    x, position = jnp.ones((2, 32)), jnp.arange(2)[:, None]
+    step = jaxgraph.wrap(fun, options=STRICT)
+    reserved = step.reserve(params, x, position)
+    # Two intermediates, and slots for a position that eight nodes read.
+    assert 0 < reserved <= 2 * 256 + 4 * 256
+    kept = []
+    for _ in range(20):
+        kept.append((x, position))
+        x, position = step(params, x, position)
+        position = position + 0
+    (variant,) = step.explain().splits[0].variants
+    assert variant.arena_bytes == reserved
+
+
 def test_lower_and_compile():
     step = jaxgraph.wrap(decode_step, options=STRICT)
     compiled = step.lower(*decode_arguments()).compile()

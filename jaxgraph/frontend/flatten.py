@@ -28,6 +28,7 @@ _BODY_OF = {
     "remat": "jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
+    "jaxgraph_call": "jaxpr",  # another wrapped function: its equations join this one's splits
     "jaxgraph_kernel": "jaxpr",  # a function of jaxgraph.ops: here its definition counts
 }
 

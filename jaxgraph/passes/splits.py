@@ -23,6 +23,9 @@ NATIVE, XLA, CALLBACK = "native", "xla", "callback"
 # Primitives that call back into Python.
 _CALLBACKS = frozenset(["pure_callback", "io_callback", "debug_callback", "debug_print"])
 
+# How the names of primitives begin that exchange data between devices.
+_COLLECTIVES = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
+
 
 @dataclasses.dataclass(eq=False)
 class Cut:
@@ -73,13 +76,12 @@ class Cuts:
 def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
     """The splits of a step, and the equations that are not native."""
     eqns = _needed(step.eqns, {id(v) for v in step.outputs})
-    reasons = {id(e): why_not_native(e) for e in eqns}
-    left = []
-    for e in eqns:
-        if e.primitive.name in _CALLBACKS:
-            reasons[id(e)] = "calls back into Python, so its split is never captured"
-        if reasons[id(e)] is not None:
-            left.append(LeftInXla(e.primitive.name, reasons[id(e)], e.source))
+    reasons = {id(e): _why_left(e) for e in eqns}
+    left = [
+        LeftInXla(e.primitive.name, reason, e.source)
+        for e in eqns
+        if (reason := reasons[id(e)]) is not None
+    ]
     backend = {id(e): NATIVE if reasons[id(e)] is None else XLA for e in eqns}
     eqns = _repeat_views(step, eqns, backend)
     runs = _schedule(eqns, backend)
@@ -95,6 +97,15 @@ def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
     runs = [part for run in runs for part in _apart_from_callbacks(run)]
     _find_interfaces(step, runs)
     return Cuts(runs, _counted(left), profitability.judge_runs(short, limits))
+
+
+def _why_left(eqn: FlatEqn) -> str | None:
+    """Why an equation is not native, in words that follow "it ..."; None: it is."""
+    if eqn.primitive.name in _CALLBACKS:
+        return "calls back into Python, so its split is never captured"
+    if eqn.primitive.name.startswith(_COLLECTIVES):
+        return "is a collective, which is XLA's to do"
+    return why_not_native(eqn)
 
 
 def _counted(left: Sequence[LeftInXla]) -> list[LeftInXla]:

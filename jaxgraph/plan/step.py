@@ -123,11 +123,12 @@ def plan_step(
     step = flatten(closed_jaxpr, options.max_unroll)
     limits = options.limits()
     whole = judge_step(step.eqns, limits)
-    if whole.left_in_xla:
-        everything = Split(XLA, len(step.eqns), None, Cut(XLA, list(step.eqns)))
-        return StepPlan(step, [everything], [], [whole], [])
     labels = {id(v): label for v, label in zip(step.inputs, arg_labels, strict=True)}
     labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
+    if whole.left_in_xla:
+        everything = Split(XLA, len(step.eqns), None, Cut(XLA, list(step.eqns)))
+        copies = _update_copies(step, [everything], labels, donated)
+        return StepPlan(step, [everything], [], [whole], copies)
     cuts = cut(step, limits)
     splits = []
     begun: Counter[tuple[str, ...]] = Counter()
@@ -165,11 +166,13 @@ def _update_copies(step, splits, labels, donated) -> list[Copy]:
     argument = {id(v): i for i, v in enumerate(step.inputs)}
     for split in splits:
         if split.native is None:
-            continue
-        for where, nbytes, why in split.native.copied_updates:
-            copies.append(Copy(where, nbytes, True, f"copies {nbytes:,} bytes at {where}: {why}"))
-        for i in split.native.aliases:
-            value = split.cut.inputs[i]
+            updated = _updated_by_xla(split.cut.eqns)
+        else:
+            for where, nbytes, why in split.native.copied_updates:
+                why = f"copies {nbytes:,} bytes at {where}: {why}"
+                copies.append(Copy(where, nbytes, True, why))
+            updated = [split.cut.inputs[i] for i in split.native.aliases]
+        for value in updated:
             at = argument.get(id(value))
             if at is None or (donated is not None and donated[at]):
                 continue
@@ -187,6 +190,12 @@ def _update_copies(step, splits, labels, donated) -> list[Copy]:
                 )
             copies.append(Copy(what, nbytes, donated is not None, why))
     return copies
+
+
+def _updated_by_xla(eqns: Sequence[FlatEqn]) -> list[Value]:
+    """What equations left in XLA take a new version of, which XLA makes in place if it may."""
+    updates = [e for e in eqns if e.primitive.name.startswith(("scatter", "dynamic_update_slice"))]
+    return list({id(e.inputs[0]): e.inputs[0] for e in updates}.values())
 
 
 def _packed_copies(splits: Sequence[Split], labels: dict[int, str]) -> list[Copy]:

@@ -1,0 +1,122 @@
+"""Profitability: what is left to XLA for speed alone, by which rule, and how to overrule it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxgraph
+from jaxgraph import Options
+from jaxgraph.passes.profitability import DEFAULT
+
+W = jnp.ones((8, 12))
+
+
+def product(x, w):
+    return jnp.tanh(x @ w)
+
+
+def explained(fun, *args, **options):
+    return jaxgraph.wrap(fun, options=Options(strict=True, **options)).explain(*args)
+
+
+def backends(explanation):
+    return [split.backend for split in explanation.splits]
+
+
+def test_a_product_of_many_rows_leaves_the_step_to_xla():
+    prompt = jnp.ones((DEFAULT.max_rows + 1, 8))
+    wide = jnp.ones((8, DEFAULT.max_rows + 1))
+    explanation = explained(product, prompt, wide)
+    assert backends(explanation) == ["xla"] and not explanation.native
+    rows, *_ = explanation.decisions
+    assert rows.rule == "rows" and rows.left_in_xla
+    assert f"{DEFAULT.max_rows + 1} rows" in str(rows) and "test_profitability.py" in str(rows)
+    assert f"max_rows={DEFAULT.max_rows}" in str(explanation)
+
+
+def test_as_many_rows_as_allowed_are_native():
+    explanation = explained(product, jnp.ones((DEFAULT.max_rows, 8)), W)
+    assert backends(explanation) == ["native"] and explanation.native
+    assert not any(decision.left_in_xla for decision in explanation.decisions)
+
+
+def test_the_smaller_side_of_a_product_has_its_rows():
+    """A weight on the left, or one with few columns, is multiplied by few vectors all the same."""
+    assert explained(product, jnp.ones((500, 8)), jnp.ones((8, 3))).native
+
+
+@pytest.mark.parametrize("way", ["option", "environment", "no bound"])
+def test_the_bound_on_rows_can_be_set(way, monkeypatch):
+    prompt, wide = jnp.ones((200, 8)), jnp.ones((8, 200))
+    if way == "environment":
+        monkeypatch.setenv("JAXGRAPH_MAX_ROWS", "200")
+    options = {"option": {"max_rows": 200}, "environment": {}, "no bound": {"max_rows": 0}}[way]
+    step = jaxgraph.wrap(product, options=Options(strict=True, **options))
+    for _ in range(3):
+        np.testing.assert_allclose(step(prompt, wide), jax.jit(product)(prompt, wide), rtol=1e-6)
+    assert step.stats().replays == 1
+    assert explained(product, prompt, wide, max_rows=199).native is False
+
+
+def test_a_step_left_to_xla_is_the_users_function_to_the_letter():
+    """Loops stay loops, nested jits stay nested: XLA sees what `jax.jit` would show it."""
+
+    def prefill(x, layers):
+        def layer(x, w):
+            return jax.nn.silu(x @ w), x.sum()
+
+        return lax.scan(layer, x, layers)
+
+    args = jnp.ones((100, 100)), jnp.ones((5, 100, 100))
+    step = jaxgraph.wrap(prefill, options=Options(strict=True))
+    compiled, plain = step.lower(*args).compile(), jax.jit(prefill).lower(*args).compile()
+    assert "while" in compiled.as_text() and "jaxgraph" not in compiled.as_text()
+    assert compiled.cost_analysis() == plain.cost_analysis()
+    ours, theirs = compiled.memory_analysis(), plain.memory_analysis()
+    assert ours.temp_size_in_bytes == theirs.temp_size_in_bytes
+    assert step.explain(*args).native is False
+
+
+def between(x):
+    """Runs of two and of eight equations between XLA's."""
+    x = lax.lgamma(x) + 1
+    x = lax.lgamma(x * 2)
+    for _ in range(4):
+        x = jnp.sin(x) * 2
+    return lax.lgamma(x)
+
+
+def test_short_runs_between_xlas_join_them():
+    explanation = explained(between, jnp.ones(3))
+    assert backends(explanation) == ["xla", "native", "xla"]
+    decision = explanation.decisions[-1]
+    assert decision.rule == "short runs" and decision.left_in_xla
+    assert "1 native run (2 equations)" in str(decision)
+    reasons = {e.primitive: e.reason for e in explanation.left_in_xla}
+    assert "too short to pay" in reasons["add"] and "too short to pay" in reasons["mul"]
+
+
+def test_the_bound_on_short_runs_can_be_set(monkeypatch):
+    x = jnp.linspace(2, 3, 5)
+    assert backends(explained(between, x, min_equations=0)) == ["xla", "native"] * 2 + ["xla"]
+    assert backends(explained(between, x, min_equations=9)) == ["xla"]
+    monkeypatch.setenv("JAXGRAPH_MIN_EQUATIONS", "2")
+    step = jaxgraph.wrap(between, options=Options(strict=True))
+    assert backends(step.explain(x)) == ["xla", "native"] * 2 + ["xla"]
+    for _ in range(3):
+        np.testing.assert_allclose(step(x), jax.jit(between)(x), rtol=1e-4)
+    assert step.stats().replays == 2
+
+
+def test_a_step_that_is_all_native_is_never_too_short():
+    assert explained(lambda x: x + 1, jnp.ones(3), min_equations=1000).native
+
+
+@pytest.mark.parametrize("field", ["max_rows", "min_equations"])
+def test_bounds_are_checked(field):
+    with pytest.raises(ValueError, match=f"JAXGRAPH_{field.upper()}"):
+        Options(**{field: -1})
+    with pytest.raises(TypeError, match=field):
+        Options(**{field: 1.5})
