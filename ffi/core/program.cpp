@@ -120,8 +120,8 @@ Status GetNode(Reader* r, Node* node) {
 }  // namespace
 
 const char* NameOf(Op op) {
-  constexpr const char* names[kNumOps] = {"view",   "expr",     "row",  "matmul",
-                                          "gather", "set_rows", "copy", "attention"};
+  constexpr const char* names[kNumOps] = {"view",     "expr", "row",       "matmul", "gather",
+                                          "set_rows", "copy", "attention", "sort"};
   return names[static_cast<int>(op)];
 }
 

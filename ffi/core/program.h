@@ -26,8 +26,9 @@ enum class Op : uint8_t {
   kSetRows = 5,    // params: IndexParams; see there
   kCopy = 6,       // outs [y] = srcs [x]; same shape and dtype, any strides
   kAttention = 7,  // params: AttentionParams, then an ExprProgram; see AttentionParams
+  kSort = 8,       // params: SortParams; see there
 };
-constexpr int kNumOps = 8;
+constexpr int kNumOps = 9;
 const char* NameOf(Op op);
 
 // Where a tensor lies and how it is laid out: address = bases[base] + offset.
@@ -84,6 +85,28 @@ struct AttentionParams {
   uint8_t reserved[6] = {};
 };
 static_assert(sizeof(AttentionParams) == 8);
+
+enum class SortOrder : uint8_t {
+  kAscending = 0,   // as lax.sort: NaN last whatever its sign, 0 and -0 equal, false before true
+  kDescending = 1,  // as lax.top_k: NaN, inf, .., 0, -0, .., -inf, -NaN
+};
+
+constexpr int64_t kSortMaxLength = 4096;  // of a piece
+constexpr uint8_t kSortPositions = 0xff;
+
+// Params of SORT, in this layout (little endian, 16 bytes). Rows are cut into pieces, and the first
+// elements of each piece, in order, stand one after the other; equal ones as they stood before.
+//   srcs [keys: r, n], any others [r, n]; outs [r, chunks * k] each.
+// Piece c of a row holds elements c * n / chunks (rounded down) up to where piece c + 1 begins, at
+// least k and at most kSortMaxLength. out[i] holds elements of srcs[source[i]], in its dtype, or,
+// for kSortPositions, their positions in the row (S32).
+struct SortParams {
+  uint32_t chunks = 1;
+  SortOrder order = SortOrder::kAscending;
+  uint8_t reserved[3] = {};
+  uint8_t source[8] = {};
+};
+static_assert(sizeof(SortParams) == 16);
 
 // Node flags.
 constexpr uint32_t kFlagNotCapturable = 1u << 0;  // host work: the split that holds it runs eagerly

@@ -1,6 +1,7 @@
 #include "ffi/core/validate.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <unordered_set>
 
@@ -171,6 +172,41 @@ Status CheckSetRows(const Node& node, const Program& program) {
   return CheckIndexed(node, dest, node.srcs[1], 2);
 }
 
+Status CheckSort(const Node& node) {
+  SortParams params;
+  if (node.params.size() != sizeof params) return Invalid("has params of another size");
+  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  if (static_cast<uint8_t>(params.order) > static_cast<uint8_t>(SortOrder::kDescending)) {
+    return Invalid("has an unknown order");
+  }
+  if (node.srcs.empty() || node.outs.empty() || node.srcs.size() > sizeof params.source ||
+      node.outs.size() > sizeof params.source) {
+    return CheckCounts(node, 1, 1);
+  }
+  for (const TensorRef& src : node.srcs) {
+    if (src.rank != 2 || !SameShape(src, node.srcs[0])) return Invalid("has unequal sources");
+  }
+  for (size_t i = 0; i < node.outs.size(); ++i) {
+    const TensorRef& out = node.outs[i];
+    if (out.rank != 2 || !SameShape(out, node.outs[0])) return Invalid("has unequal outputs");
+    const uint8_t source = params.source[i];
+    if (source != kSortPositions && source >= node.srcs.size()) {
+      return Invalid("orders a source that is not there");
+    }
+    if (out.dtype != (source == kSortPositions ? DType::kS32 : node.srcs[source].dtype)) {
+      return Invalid("has an output of another dtype");
+    }
+  }
+  const int64_t chunks = params.chunks, rows = node.srcs[0].shape[0], n = node.srcs[0].shape[1];
+  const int64_t kept = node.outs[0].shape[1];
+  if (node.outs[0].shape[0] != rows) return Invalid("has another number of rows");
+  if (chunks < 1 || n < chunks || n > INT32_MAX || kept < chunks || kept % chunks != 0 ||
+      kept / chunks > n / chunks || (n + chunks - 1) / chunks > kSortMaxLength) {
+    return Invalid("has pieces of a wrong length");
+  }
+  return Status::Ok();
+}
+
 Status CheckNode(const Node& node, const Program& program) {
   for (const TensorRef& t : node.outs) {
     JAXGRAPH_RETURN_IF_ERROR(CheckTensor(t, program));
@@ -201,6 +237,8 @@ Status CheckNode(const Node& node, const Program& program) {
       Attention attention;
       return DecodeAttention(node, &attention);
     }
+    case Op::kSort:
+      return CheckSort(node);
   }
   return Invalid("is of an unknown op");
 }

@@ -42,6 +42,23 @@ def apply_path(path: Sequence[Node], x: Layout) -> tuple[Layout | None, Node | N
     return x, None
 
 
+def is_index(x: Tensor, path: Sequence[Node] = ()) -> bool:
+    """Is ``x``, seen through the path, the index along the last axis?"""
+    path = list(path)
+    while x.is_view:
+        path.append(x.node)
+        x = x.node.inputs[0]
+    if x.node.kind != "iota" or any(node.kind == "bitcast" for node in path):
+        return False
+    line, _ = apply_path(path, ly.contiguous(x.shape))
+    return (
+        line is not None
+        and line.offset == 0
+        and line.dims()[-1:] == ((line.shape[-1], 1),)
+        and (all(stride == 0 for _, stride in line.dims()[:-1]))
+    )
+
+
 def strided(x: Tensor) -> Layout | None:
     """How ``x`` lies in what it is a view of, if that is row-major and strides can express it."""
     path = []

@@ -407,22 +407,7 @@ def _bound_of_mask(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf, alone
         bound, position = node.inputs
     else:
         return None
-    return _integer_of_row(bound, path, layout_of) if _is_position(position, path) else None
-
-
-def _is_position(x: Tensor, path: tuple[Node, ...]) -> bool:
-    """Is ``x``, seen through the path, the index along the last axis?"""
-    while x.is_view:
-        path, x = (*path, x.node), x.node.inputs[0]
-    if x.node.kind != "iota":
-        return False
-    line, _ = views.apply_path(path, ly.contiguous(x.shape))
-    return (
-        line is not None
-        and line.offset == 0
-        and line.dims()[-1:] == ((line.shape[-1], 1),)
-        and (all(stride == 0 for _, stride in line.dims()[:-1]))
-    )
+    return _integer_of_row(bound, path, layout_of) if views.is_index(position, path) else None
 
 
 def _integer_of_row(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):

@@ -66,6 +66,8 @@ class _Planner:
             for n in self.graph.live_nodes()
             if n.kind in ("matmul", "gather", "set_rows")
         ]
+        sorts = [n for n in self.graph.live_nodes() if n.kind == "sort"]
+        self.units += un.of_sorts(sorts, self.layout_of)
         self.units += [
             un.of_attention(n, fused.inner[n.out.id], self.layout_of)
             for n in self.graph.live_nodes()

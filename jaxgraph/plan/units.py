@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from jaxgraph.passes.attention import visible_bound
 from jaxgraph.passes.cluster import Fit
 
 # Op in ffi/core/program.h.
-VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY, ATTENTION = range(8)
-OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY", "ATTENTION")
+VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY, ATTENTION, SORT = range(9)
+OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY", "ATTENTION", "SORT")
+
+_SORT_OUTS = 8  # SortParams::source
 
 NO_BOUND = 0xFF  # AttentionParams::bound_source
 
@@ -100,6 +103,30 @@ def of_attention(node: Node, scores: Fit, layout_of) -> Unit:
             bound_source = i
     params = struct.pack("<BB6x", raw, bound_source) + scores.program
     return Unit(ATTENTION, [ref(node.out)], srcs, params, node.label, node.out.id)
+
+
+def of_sorts(nodes: Sequence[Node], layout_of) -> list[Unit]:
+    """The units of the sort nodes: those that order the same rows in the same way are one."""
+
+    def ref(tensor: Tensor) -> Ref:
+        base, layout = layout_of(tensor)
+        return Ref(base, tensor.dtype, layout)
+
+    same: dict[tuple, list[Node]] = {}
+    for node in nodes:
+        attrs = node.attrs
+        how = (attrs["order"], attrs["chunks"], node.out.shape)
+        same.setdefault((*(t.id for t in node.inputs), how), []).append(node)
+    units = []
+    for group in same.values():
+        for some in (group[i : i + _SORT_OUTS] for i in range(0, len(group), _SORT_OUTS)):
+            first, attrs = some[0], some[0].attrs
+            sources = [n.attrs["source"] for n in some]
+            sources += [0] * (_SORT_OUTS - len(some))
+            params = struct.pack("<IB3x8B", attrs["chunks"], attrs["order"], *sources)
+            outs, srcs = [ref(n.out) for n in some], [ref(t) for t in first.inputs]
+            units.append(Unit(SORT, outs, srcs, params, first.label, first.out.id))
+    return units
 
 
 def copy(out: Ref, src: Ref, label: str, position: int) -> Unit:

@@ -82,11 +82,39 @@ def test_sort_carries_other_arrays_along():
     check(lambda *xs: lax.sort(xs, num_keys=1), x, *others)
 
 
-def test_long_axes_and_several_keys_stay_in_xla():
-    explanation = check(lambda x: lax.top_k(x, 2), jnp.arange(300.0), native=False)
-    assert "top_k of 300 elements" in str(explanation)
-    x = specials(jnp.float32)
-    check(lambda *xs: lax.sort(xs, num_keys=2), x, x, native=False)
+@pytest.mark.parametrize("k", [1, 40, 1000])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_top_k_of_a_vocabulary_in_two_or_three_kernels(dtype, k):
+    """The best of pieces, then the best of those; many logits are equal."""
+    logits = jax.random.normal(jax.random.key(0), (2, 32003)) * 4
+    explanation = check(lambda x: lax.top_k(x, k), logits.astype(dtype))
+    assert explanation.splits[0].native.ops == {"SORT": 3 if k == 1000 else 2}
+
+
+def test_top_k_of_so_many_that_it_is_a_sort_stays_in_xla():
+    explanation = check(lambda x: lax.top_k(x, 2000), jnp.arange(5000.0), native=False)
+    assert "2000 largest of 5000" in str(explanation)
+    check(lambda x: lax.top_k(x, 2000), jnp.arange(4096.0))
+
+
+def test_sorts_up_to_what_one_kernel_holds():
+    x = jnp.round(jax.random.normal(jax.random.key(0), (2, 4097)) * 99)
+    explanation = check(lambda x: (jnp.sort(x), jnp.argsort(x)), x[:, :4096])
+    assert explanation.splits[0].native.ops == {"SORT": 1}  # the sorted and their places
+    explanation = check(lambda x: jnp.sort(x), x, native=False)
+    assert "sort of 4097 elements" in str(explanation)
+
+
+@pytest.mark.parametrize("num_keys", [2, 3])
+def test_sort_by_several_keys(num_keys):
+    x, y = specials(jnp.float32, rows=5), specials(jnp.bfloat16, rows=5)[::-1]
+    others = (integers(jnp.int32, x.shape) % 3, integers(jnp.int8, x.shape))
+    check(lambda *xs: lax.sort(xs, num_keys=num_keys, dimension=0), x, y, *others)
+
+
+def test_an_axis_of_equals_keeps_its_order():
+    x = jnp.zeros((3, 1000)).at[:, ::2].set(-0.0)
+    check(lambda x: (jnp.argsort(x), lax.top_k(x, 600)), x)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.int8])
@@ -98,6 +126,20 @@ def test_running_reductions(run, reverse, dtype):
     else:
         x = integers(dtype, (3, 17, 2))
     check(lambda x: run(x, axis=1, reverse=reverse), x, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("n", [256, 257, 1000, 8192])
+@pytest.mark.parametrize("run", [lax.cumsum, lax.cummax])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_long_running_reductions_are_made_of_pieces(run, n, reverse):
+    x = jax.random.normal(jax.random.key(0), (2, n))
+    check(lambda x: run(x, axis=1, reverse=reverse), x, rtol=1e-4, atol=1e-3)
+    check(lambda x: run(x, axis=1, reverse=reverse), integers(jnp.int8, (2, n)))
+
+
+def test_longer_running_reductions_stay_in_xla():
+    explanation = check(lambda x: lax.cumsum(x), jnp.ones(8193), native=False)
+    assert "cumsum of 8193 elements" in str(explanation)
 
 
 def test_running_extrema_keep_nan():

@@ -144,6 +144,8 @@ class CudaEmitterImpl final : public Emitter {
         return EmitCopy(node, launches);
       case Op::kAttention:
         return EmitAttention(nodes, first, clusters_, launches);
+      case Op::kSort:
+        return EmitSort(node, launches);
     }
     return Status(Code::kUnsupported, "no CUDA kernel for this kind of node");
   }

@@ -19,6 +19,7 @@ Status EmitCopy(const ResolvedNode& node, Launches* launches);
 // The node nodes[first]; it looks at those before it.
 Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool clusters,
                      Launches* launches);
+Status EmitSort(const ResolvedNode& node, Launches* launches);
 void EmitSlotCopyLaunches(const std::vector<SlotCopy>& copies, Launches* launches);
 
 }  // namespace jaxgraph

@@ -20,6 +20,8 @@ Status EmitNode(const ResolvedNode& node, Launch* launch) {
       return EmitCopy(node, launch);
     case Op::kAttention:
       return EmitAttention(node, launch);
+    case Op::kSort:
+      return EmitSort(node, launch);
     case Op::kView:
       break;
   }

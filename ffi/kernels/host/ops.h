@@ -13,6 +13,7 @@ Status EmitGather(const ResolvedNode& node, Launch* launch);
 Status EmitSetRows(const ResolvedNode& node, Launch* launch);
 Status EmitCopy(const ResolvedNode& node, Launch* launch);
 Status EmitAttention(const ResolvedNode& node, Launch* launch);
+Status EmitSort(const ResolvedNode& node, Launch* launch);
 void EmitHostSlotCopies(const std::vector<SlotCopy>& copies, std::vector<Launch>* launches);
 
 }  // namespace jaxgraph

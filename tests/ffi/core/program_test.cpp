@@ -204,6 +204,25 @@ INSTANTIATE_TEST_SUITE_P(
                   e->instrs[6] = {ExprOp::kReduceSum, DType::kF32, 32, 5, 0, 0, 0};
                 });
               }},
+        Break{"SortParams", [](Program* p) { p->nodes[8].params.pop_back(); }},
+        Break{"SortOrder", [](Program* p) { p->nodes[8].params[4] = 2; }},
+        Break{"SortWithoutPieces", [](Program* p) { p->nodes[8].params[0] = 0; }},
+        Break{"SortPiecesTooShort",
+              [](Program* p) {
+                p->nodes[8].params[0] = 4;
+                p->nodes[8].outs[0].shape[1] = 8;
+                p->nodes[8].outs[0].strides[1] = 0;
+              }},
+        Break{"SortPiecesTooLong",
+              [](Program* p) {
+                p->nodes[8].srcs[0].shape[1] = kSortMaxLength + 1;
+                p->nodes[8].srcs[0].strides = {0, 0};
+              }},
+        Break{"SortUnevenly", [](Program* p) { p->nodes[8].params[0] = 3; }},
+        Break{"SortRows", [](Program* p) { p->nodes[8].outs[0].shape[0] = 1; }},
+        Break{"SortSource", [](Program* p) { p->nodes[8].params[8] = 1; }},
+        Break{"SortDType", [](Program* p) { p->nodes[8].params[8] = 0; }},
+        Break{"SortRank", [](Program* p) { p->nodes[8].srcs[0].rank = 1; }},
         Break{"ExprParams", [](Program* p) { p->nodes[0].params.pop_back(); }},
         Break{"ExprSources", [](Program* p) { p->nodes[0].srcs.pop_back(); }}),
     [](const auto& info) { return std::string(info.param.name); });

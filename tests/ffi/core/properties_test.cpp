@@ -95,7 +95,7 @@ TEST(Properties, NumberOfNodesCounts) {
   ASSERT_EQ(diff.fields.size(), 1u);
   EXPECT_EQ(diff.fields[0].field, Field::kNodeCount);
   EXPECT_EQ(diff.change, Change::kStructure);
-  EXPECT_EQ(Summarize(diff, Take(SampleProgram()), Take(program)), "structure: node count 8 -> 7");
+  EXPECT_EQ(Summarize(diff, Take(SampleProgram()), Take(program)), "structure: node count 9 -> 8");
 }
 
 TEST(Properties, ViewsAreComparedButChangeNothing) {

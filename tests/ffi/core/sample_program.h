@@ -115,6 +115,10 @@ inline std::string EncodeAttentionParams(const ExprProgram& program) {
   return std::string(reinterpret_cast<const char*>(&params), sizeof params) + EncodeExpr(program);
 }
 
+inline std::string EncodeSortParams(const SortParams& p) {
+  return std::string(reinterpret_cast<const char*>(&p), sizeof p);
+}
+
 inline std::string EncodeIndexParams(uint8_t components, uint8_t dim) {
   IndexParams params;
   params.mode = IndexMode::kFillOrDrop;
@@ -196,6 +200,11 @@ inline Program SampleProgram() {
   p.nodes.push_back(MakeNode(Op::kAttention, {Dense(DType::kF32, 0, 320, {1, 1, 2, 4})},
                              {Dense(DType::kF32, 0, 64, {1, 1, 2, 4}), w, w, position},
                              EncodeAttentionParams(CausalExpr())));
+  SortParams best_two;
+  best_two.order = SortOrder::kDescending;
+  best_two.source[0] = kSortPositions;
+  p.nodes.push_back(
+      MakeNode(Op::kSort, {Dense(DType::kS32, 0, 288, {2, 2})}, {sum}, EncodeSortParams(best_two)));
   p.nodes[3].region = 1;
   p.nodes[4].region = 1;
   p.nodes[4].branch = 1;

@@ -113,6 +113,30 @@ TEST_F(CudaKernelsTest, Gather) { CheckRandom(Op::kGather, 4, 1500); }
 TEST_F(CudaKernelsTest, SetRows) { CheckRandom(Op::kSetRows, 5, 1500); }
 TEST_F(CudaKernelsTest, Copy) { CheckRandom(Op::kCopy, 6, 1000); }
 
+TEST_F(CudaKernelsTest, Sort) { CheckRandom(Op::kSort, 16, 1500); }
+
+TEST_F(CudaKernelsTest, LongSorts) {
+  Rng rng(17);
+  for (int i = 0; i < NumCases(40); ++i) {
+    const int64_t chunks = UniformInt(rng, 1, 40);
+    const int64_t n = UniformInt(rng, 300, kSortMaxLength) * chunks - UniformInt(rng, 0, chunks);
+    const int64_t kept = UniformInt(rng, 1, 200);
+    ASSERT_NO_FATAL_FAILURE(
+        Check(MakeSort(rng, RandomDType(rng), 1, n, chunks, kept, RandomLayout(rng))));
+  }
+}
+
+// The 50 largest of 128256 logits: of each piece, then of those.
+TEST_F(CudaKernelsTest, TopOfAVocabulary) {
+  Rng rng(18);
+  for (DType t : {DType::kF32, DType::kBF16, DType::kS64}) {
+    for (int64_t rows : {1, 8}) {
+      ASSERT_NO_FATAL_FAILURE(Check(MakeSort(rng, t, rows, 128256, 32, 50, Layout::kDense)));
+      ASSERT_NO_FATAL_FAILURE(Check(MakeSort(rng, t, rows, 32 * 50, 1, 50, Layout::kDense)));
+    }
+  }
+}
+
 TEST_F(CudaKernelsTest, LongRows) {
   Rng rng(7);
   for (int i = 0; i < NumCases(30); ++i) {

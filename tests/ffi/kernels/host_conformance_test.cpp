@@ -26,7 +26,7 @@ TEST_P(HostConformance, ThreadsChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Ops, HostConformance,
                          ::testing::Values(Op::kExpr, Op::kRow, Op::kMatmul, Op::kGather,
-                                           Op::kSetRows, Op::kCopy, Op::kAttention),
+                                           Op::kSetRows, Op::kCopy, Op::kAttention, Op::kSort),
                          [](const auto& info) { return std::string(NameOf(info.param)); });
 
 }  // namespace

@@ -149,6 +149,54 @@ inline NodeCase RandomCopy(Rng& rng) {
   return c;
 }
 
+// Keys with many equals and, among floats, what orders badly.
+inline void FillKeys(Rng& rng, NodeCase* c, const TensorRef& t) {
+  static const std::vector<double> special = {0.0,          -0.0,          HUGE_VAL, -HUGE_VAL,
+                                              std::nan(""), -std::nan(""), 1.0,      -1.0};
+  const bool many = Chance(rng, 0.5);
+  ForEachIndex(t, [&](const int64_t* index) {
+    Value v;
+    v.f = Chance(rng, 0.3) ? Pick(rng, special) : UniformReal(rng, -1, 1);
+    v.i = many ? UniformInt(rng, 0, t.dtype == DType::kPred ? 1 : 5) : static_cast<int64_t>(rng());
+    if (t.dtype == DType::kPred) v.i &= 1;
+    Write(c->buffers, t, index, v);
+  });
+}
+
+inline NodeCase MakeSort(Rng& rng, DType keys, int64_t rows, int64_t n, int64_t chunks,
+                         int64_t kept, Layout layout) {
+  NodeCase c;
+  c.node.op = Op::kSort;
+  SortParams p;
+  p.chunks = static_cast<uint32_t>(chunks);
+  p.order = static_cast<SortOrder>(UniformInt(rng, 0, 1));
+  const int others = static_cast<int>(UniformInt(rng, 0, 3));
+  c.node.srcs = {MakeTensor(rng, &c, keys, {rows, n}, layout)};
+  FillKeys(rng, &c, c.node.srcs[0]);
+  for (int i = 0; i < others; ++i) {
+    c.node.srcs.push_back(MakeTensor(rng, &c, RandomDType(rng), {rows, n}, layout));
+    FillKeys(rng, &c, c.node.srcs.back());
+  }
+  const int outs = static_cast<int>(UniformInt(rng, 1, 4));
+  for (int i = 0; i < outs; ++i) {
+    const int source = static_cast<int>(UniformInt(rng, 0, others + 1));
+    p.source[i] = source > others ? kSortPositions : static_cast<uint8_t>(source);
+    const DType t = source > others ? DType::kS32 : c.node.srcs[source].dtype;
+    c.node.outs.push_back(MakeTensor(rng, &c, t, {rows, chunks * kept}, ForOutput(layout)));
+  }
+  c.node.params.assign(reinterpret_cast<const char*>(&p), sizeof p);
+  c.tolerance.assign(outs, 0);
+  return c;
+}
+
+inline NodeCase RandomSort(Rng& rng) {
+  static const std::vector<int64_t> lengths = {1, 2, 3, 8, 31, 64, 65, 129, 500, 1000};
+  const int64_t n = Pick(rng, lengths);
+  const int64_t chunks = Chance(rng, 0.5) ? 1 : UniformInt(rng, 1, std::min<int64_t>(n, 5));
+  const int64_t kept = Chance(rng, 0.3) ? n / chunks : UniformInt(rng, 1, n / chunks);
+  return MakeSort(rng, RandomDType(rng), UniformInt(rng, 0, 4), n, chunks, kept, RandomLayout(rng));
+}
+
 inline NodeCase RandomNode(Rng& rng, Op op) {
   switch (op) {
     case Op::kExpr:
@@ -164,6 +212,8 @@ inline NodeCase RandomNode(Rng& rng, Op op) {
       return RandomCopy(rng);
     case Op::kAttention:
       return RandomAttention(rng);
+    case Op::kSort:
+      return RandomSort(rng);
     case Op::kView:
       break;
   }

@@ -481,6 +481,51 @@ inline void ReferenceCopy(const Node& node, Buffers* buffers) {
   });
 }
 
+// Does a come before b, as lax.sort or lax.top_k have it?
+inline bool ReferenceBefore(SortOrder order, DType t, Value a, Value b) {
+  const bool descending = order == SortOrder::kDescending;
+  if (!IsFloat(t)) {
+    if (t == DType::kU64) {
+      const uint64_t x = static_cast<uint64_t>(a.i), y = static_cast<uint64_t>(b.i);
+      return descending ? x > y : x < y;
+    }
+    return descending ? a.i > b.i : a.i < b.i;
+  }
+  if (!descending) return !std::isnan(a.f) && (std::isnan(b.f) || a.f < b.f);
+  auto total = [](double x) {  // -NaN, -inf, .., -0, 0, .., inf, NaN as (coarse, fine)
+    const double sign = std::signbit(x) ? -1 : 1;
+    return std::isnan(x) ? std::pair(2 * sign, 0.0)
+                         : std::pair(x == 0 ? 0.25 * sign : sign, x == 0 ? 0 : x);
+  };
+  return total(a.f) > total(b.f);
+}
+
+inline void ReferenceSort(const Node& node, Buffers* buffers) {
+  SortParams p;
+  std::memcpy(static_cast<void*>(&p), node.params.data(), sizeof p);
+  const TensorRef& keys = node.srcs[0];
+  const int64_t n = keys.shape[1], kept = node.outs[0].shape[1] / p.chunks;
+  for (int64_t row = 0; row < keys.shape[0]; ++row) {
+    for (int64_t c = 0; c < p.chunks; ++c) {
+      std::vector<int64_t> places;
+      for (int64_t i = c * n / p.chunks; i < (c + 1) * n / p.chunks; ++i) places.push_back(i);
+      std::stable_sort(places.begin(), places.end(), [&](int64_t i, int64_t j) {
+        const int64_t a[] = {row, i}, b[] = {row, j};
+        return ReferenceBefore(p.order, keys.dtype, Read(*buffers, keys, a),
+                               Read(*buffers, keys, b));
+      });
+      for (size_t o = 0; o < node.outs.size(); ++o) {
+        for (int64_t j = 0; j < kept; ++j) {
+          const int64_t to[] = {row, c * kept + j}, from[] = {row, places[j]};
+          const bool position = p.source[o] == kSortPositions;
+          Write(*buffers, node.outs[o], to,
+                position ? Value{0, places[j]} : Read(*buffers, node.srcs[p.source[o]], from));
+        }
+      }
+    }
+  }
+}
+
 // A dense tensor like `like` on a new buffer.
 inline TensorRef AddDense(const TensorRef& like, Buffers* buffers) {
   TensorRef t = like;
@@ -557,6 +602,9 @@ inline Buffers RunReference(const NodeCase& c) {
       break;
     case Op::kAttention:
       ReferenceAttention(c.node, &buffers);
+      break;
+    case Op::kSort:
+      ReferenceSort(c.node, &buffers);
       break;
     case Op::kView:
       break;
