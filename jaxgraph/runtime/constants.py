@@ -11,6 +11,8 @@ import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgraph.runtime.nested_constants import lift
+
 # Closed-over arrays of this size or more become operands, whose addresses a plan can use; smaller
 # ones stay constants, whose values it may look at.
 _HOIST_BYTES = 4096
@@ -63,6 +65,7 @@ class Constants:
         Raises:
           ClosedOverArrays: there are large ones that were not found before.
         """
+        closed = lift(closed, _is_large)
         new, moved, kept = [], [], []
         for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             if isinstance(value, jax.core.Tracer):
@@ -71,7 +74,7 @@ class Constants:
                 moved.append((variable, traced[place]))
             else:
                 kept.append((variable, value))
-                if self._hoist and getattr(value, "nbytes", 0) >= _HOIST_BYTES:
+                if self._hoist and _is_large(value):
                     new.append(value)
         if new:
             raise ClosedOverArrays(new)
@@ -83,6 +86,10 @@ class Constants:
         )
         closed = jex.core.ClosedJaxpr(opened, [value for _, value in kept])
         return closed, [value for _, value in moved]
+
+
+def _is_large(array: Any) -> bool:
+    return isinstance(array, (jax.Array, np.ndarray)) and array.nbytes >= _HOIST_BYTES
 
 
 def _identity(array: Any) -> Any:
