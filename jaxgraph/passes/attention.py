@@ -345,23 +345,45 @@ def _final_readers(x: Tensor, readers: dict[int, list[Node]]) -> set[int]:
 
 # Below this a masked score has weight zero beside any real one, in every dtype that holds it.
 _HIDDEN = -1e30
+# A mask that is multiplied with less hides no longer what it hid.
+_FACTOR = 1e-6
 
 
-def visible_bound(masked: Tensor, layout_of: LayoutOf) -> tuple[Tensor, ly.Layout] | None:
+def bound_of(masked: Tensor) -> tuple[Tensor, tuple[Node, ...]] | None:
     """The integers t for which every position beyond t is masked, if the mask says so.
 
     Args:
       masked: the masked scores of an attention node, [b0, b1, g, s].
-      layout_of: for a tensor that is stored or a view of one, (stored tensor, its layout in it).
 
     Returns:
-      (stored integer tensor, its layout over [b0, b1, g, s], not moving along s), or None where the
-      mask is of another kind. For ``position < t`` the bound is loose by one, which is harmless.
+      (integer tensor, the views through which the scores see it), or None where the mask is of
+      another kind. The bound may be loose, which is harmless.
     """
-    return _bound_of_scores(masked, (), layout_of)
+    return _bound_of_scores(masked, ())
 
 
-def _bound_of_scores(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):
+def visible_bound(masked: Tensor, layout_of: LayoutOf) -> tuple[Tensor, ly.Layout] | None:
+    """Where the bound of an attention node lies, if its mask has one.
+
+    Args:
+      masked: the masked scores.
+      layout_of: for a tensor that is stored or a view of one, (stored tensor, its layout in it).
+        What ``bound_of`` found is.
+
+    Returns:
+      (stored integer tensor, its layout over [b0, b1, g, s], not moving along s), or None.
+    """
+    found = bound_of(masked)
+    if found is None:
+        return None
+    base, lies = layout_of(found[0])
+    layout, _ = views.apply_path(found[1], lies)
+    if layout is None or base.dtype != found[0].dtype:
+        return None
+    return base, layout
+
+
+def _bound_of_scores(x: Tensor, path: tuple[Node, ...]):
     while x.is_view:
         path, x = (*path, x.node), x.node.inputs[0]
     node = x.node
@@ -369,35 +391,44 @@ def _bound_of_scores(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):
         return None
     op = node.attrs["op"]
     if op == "convert":
-        return _bound_of_scores(node.inputs[0], path, layout_of)
+        return _bound_of_scores(node.inputs[0], path)
     if op == "select":
-        visible, hidden, _ = node.inputs
-        fill = _constant(hidden)
-        if fill is None or fill > _HIDDEN:
-            return None
-        # A finite fill says nothing where other conditions may hide a whole row.
-        return _bound_of_mask(visible, path, layout_of, alone=fill != -np.inf)
+        condition, *cases = node.inputs
+        for hidden, fill in enumerate(map(_constant, cases)):
+            if fill is not None and fill <= _HIDDEN:
+                # A finite fill says nothing where other conditions may hide a whole row.
+                return _bound_of_mask(condition, path, alone=fill != -np.inf, negated=hidden == 1)
+        return None
     if op == "add":
-        a, b = (_bound_of_scores(t, path, layout_of) for t in node.inputs)
+        a, b = (_bound_of_scores(t, path) for t in node.inputs)
         return a or b
     if op in ("mul", "div"):
         factor = _constant(node.inputs[1])
-        if factor is not None and factor > 0:
-            return _bound_of_scores(node.inputs[0], path, layout_of)
+        if factor is not None and op == "div":
+            factor = 1 / factor if factor else 0.0
+        if factor is not None and factor > _FACTOR:
+            return _bound_of_scores(node.inputs[0], path)
     return None
 
 
-def _bound_of_mask(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf, alone: bool):
+_NEGATED = {"le": "gt", "lt": "ge", "ge": "lt", "gt": "le", "and": "or", "or": "and"}
+
+
+def _bound_of_mask(x: Tensor, path: tuple[Node, ...], alone: bool, negated: bool):
+    """The bound of what ``x`` lets be seen, or, ``negated``, hides."""
     while x.is_view:
         path, x = (*path, x.node), x.node.inputs[0]
     node = x.node
     if node.kind != "elementwise":
         return None
     op = node.attrs["op"]
+    if op == "not":
+        return _bound_of_mask(node.inputs[0], path, alone, not negated)
+    op = _NEGATED.get(op) if negated else op
     if op == "and":
         for condition, other in (node.inputs, node.inputs[::-1]):
-            if not alone or _is_true(other):
-                found = _bound_of_mask(condition, path, layout_of, alone)
+            if not alone or _is_always(other, not negated):
+                found = _bound_of_mask(condition, path, alone, negated)
                 if found is not None:
                     return found
         return None
@@ -407,25 +438,51 @@ def _bound_of_mask(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf, alone
         bound, position = node.inputs
     else:
         return None
-    return _integer_of_row(bound, path, layout_of) if views.is_index(position, path) else None
+    if not views.is_index(position, path):
+        return None
+    return _integer_of_row(bound, path, 1 if op in ("lt", "gt") else 0, alone)
 
 
-def _integer_of_row(x: Tensor, path: tuple[Node, ...], layout_of: LayoutOf):
+def _integer_of_row(x: Tensor, path: tuple[Node, ...], room: int, alone: bool):
+    """t or t - 1, as it is computed, where positions up to t - room are seen and ``x`` is t.
+
+    With ``alone`` position 0 is seen wherever the bound is not negative: a row of which nothing is
+    seen is a mean of all positions where what hides them is finite.
+    """
     while x.is_view:
         path, x = (*path, x.node), x.node.inputs[0]
-    if not is_integer(x.dtype) or x.is_virtual:
+    if not is_integer(x.dtype) or x.node.kind == "iota":
         return None
-    base, lies = layout_of(x)
-    layout, _ = views.apply_path(path, lies)
-    if layout is None or base.dtype != x.dtype or layout.strides[-1] != 0:
+    line, _ = views.apply_path(path, ly.contiguous(x.shape))
+    if line is None or line.strides[-1] != 0:
         return None
-    return base, layout
+    y, number = _sum_with_number(x)
+    # Where the sum wraps, y is the largest number, which bounds nothing.
+    if room == 1 and number == 1:
+        return _integer_of_row(y, path, 0, alone)
+    return None if alone and room == 1 else (x, path)
 
 
-def _is_true(x: Tensor) -> bool:
+def _sum_with_number(x: Tensor) -> tuple[Tensor, int]:
+    """(y, n) where ``x`` is y + n."""
+    if x.node.kind == "elementwise" and x.node.attrs["op"] == "add":
+        for y, other in (x.node.inputs, x.node.inputs[::-1]):
+            number = _integer(other)
+            if number is not None:
+                return y, number
+    return x, 0
+
+
+def _integer(x: Tensor) -> int | None:
     while x.is_view:
         x = x.node.inputs[0]
-    return x.node.kind == "const" and x.dtype == np.bool_ and x.node.attrs["value"] == 1
+    return x.node.attrs["value"] if x.node.kind == "const" and is_integer(x.dtype) else None
+
+
+def _is_always(x: Tensor, value: bool) -> bool:
+    while x.is_view:
+        x = x.node.inputs[0]
+    return x.node.kind == "const" and x.dtype == np.bool_ and x.node.attrs["value"] == value
 
 
 def _constant(x: Tensor) -> float | None:

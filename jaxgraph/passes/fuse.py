@@ -20,6 +20,7 @@ from jaxgraph.frontend.elementwise import TRANSCENDENTAL
 from jaxgraph.graph import views
 from jaxgraph.graph.ir import Graph, Node, Tensor
 from jaxgraph.graph.layout import Layout, contiguous
+from jaxgraph.passes.attention import bound_of
 from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
 
 # Operations on top of each other in one expression; a program holds 112 instructions.
@@ -64,6 +65,10 @@ class _Fuser:
         for node in self.nodes:
             if not node.out.is_view and not node.out.is_virtual:
                 self.stored.add(node.out.id)
+            if node.kind == "attention":  # a kernel can look only at a bound that lies in memory
+                bound = bound_of(node.inputs[3])
+                if bound is not None:
+                    self.stored.add(bound[0].id)
 
     def run(self, merge: bool) -> FusedGraph:
         self.store_deep_values()

@@ -80,6 +80,37 @@ def narrow_weights(q, k, v, at):
     return mix(jax.nn.softmax(s.astype(jnp.float32), -1).astype(v.dtype), v)
 
 
+def hidden_first(q, k, v, at):
+    s = jnp.where(jnp.arange(S) > at, -jnp.inf, scores(q, k))
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def hidden_by_either(q, k, v, at):
+    unseen = (jnp.arange(S) > at) | (jnp.arange(S) <= at - 4)
+    return mix(jax.nn.softmax(jnp.where(unseen, -jnp.inf, scores(q, k)), -1), v)
+
+
+def not_hidden(q, k, v, at):
+    s = jnp.where(~(jnp.arange(S) > at), scores(q, k), -1e30)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def up_to_a_length(q, k, v, at):
+    s = jnp.where(jnp.arange(S) < at + 1, scores(q, k), -1e30)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def up_to_a_computed_position(q, k, v, at):
+    s = jnp.where(jnp.arange(S) <= jnp.minimum(at * 2, 12), scores(q, k), -jnp.inf)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
+def lengths_of_sequences(q, k, v, at):
+    q = q.reshape(B, 1, KV * G, D)
+    lengths = jnp.full(B, at + 1)
+    return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+
+
 def matmuls(q, k, v, at):
     s = q @ k.transpose(0, 2, 3, 1)
     s = jnp.where(visible(at), s, -jnp.inf)
@@ -133,6 +164,12 @@ SPELLINGS = [
     bias,
     no_mask,
     narrow_weights,
+    hidden_first,
+    hidden_by_either,
+    not_hidden,
+    up_to_a_length,
+    up_to_a_computed_position,
+    lengths_of_sequences,
     matmuls,
     repeated_heads,
     broadcast_heads,
@@ -292,9 +329,9 @@ def test_near_misses_are_not_attention_and_right(fun):
         )
 
 
-def bound_of(mask):
+def bound_of(mask, fill=-jnp.inf):
     def fun(q, k, v, at):
-        s = jnp.where(mask(at), scores(q, k), -jnp.inf)
+        s = jnp.where(mask(at), scores(q, k), fill)
         return mix(jax.nn.softmax(s, -1), v)
 
     (unit,) = attention_units(fun, Q, K, V, AT)
@@ -314,6 +351,53 @@ def bound_of(mask):
 )
 def test_masks_that_bound_nothing(mask):
     assert bound_of(mask) == un.NO_BOUND
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda at: jnp.arange(S) < at,  # a row of length 0 is a mean of all positions
+        lambda at: (jnp.arange(S) <= at) & (jnp.arange(S) > at - 4),
+        lambda at: jnp.arange(S) < at + 2,
+    ],
+)
+def test_a_finite_fill_bounds_nothing_where_a_whole_row_may_be_hidden(mask):
+    def fun(q, k, v, at):
+        s = jnp.where(mask(at), scores(q, k), -1e30)
+        return mix(jax.nn.softmax(s, -1), v)
+
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    for at in (0, -2, 5, S + 3):
+        got, want = step(Q, K, V, jnp.int32(at)), jax.jit(fun)(Q, K, V, jnp.int32(at))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert bound_of(mask, -1e30) == un.NO_BOUND
+    assert bound_of(mask) != un.NO_BOUND
+
+
+@pytest.mark.parametrize("fill", [-jnp.inf, -1e30])
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8, jnp.int8])
+def test_bounds_at_the_ends_of_their_type(dtype, fill):
+    """`at + 1` wraps, and nothing is seen; below zero nothing is, either."""
+
+    def fun(q, k, v, at):
+        s = jnp.where(jnp.arange(S, dtype=dtype) < at + 1, scores(q, k), fill)
+        return mix(jax.nn.softmax(s, -1), v)
+
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    for at in (jnp.iinfo(dtype).max, jnp.iinfo(dtype).min, 0, 7):
+        got, want = step(Q, K, V, dtype(at)), jax.jit(fun)(Q, K, V, dtype(at))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bound_that_is_computed_is_stored_once_for_all_layers():
+    def fun(q, k, v, at):
+        for _ in range(3):
+            q = up_to_a_computed_position(q, k, v, at)
+        return q
+
+    found = units(fun, Q, K, V, AT)
+    assert sum(u.op == un.ATTENTION for u in found) == 3
+    assert sum(u.op == un.EXPR for u in found) == 1
 
 
 def test_a_finite_fill_bounds_nothing_where_other_conditions_hide_whole_rows():
