@@ -23,7 +23,7 @@ bool IsTernary(ExprOp op) { return Between(op, ExprOp::kSelect, ExprOp::kClamp);
 bool IsReduce(ExprOp op) { return Between(op, ExprOp::kReduceSum, ExprOp::kReduceArgmin); }
 bool IsArgReduce(ExprOp op) { return Between(op, ExprOp::kReduceArgmax, ExprOp::kReduceArgmin); }
 bool IsKnown(ExprOp op) {
-  return Between(op, ExprOp::kLoad, ExprOp::kConvert) || IsUnary(op) || IsBinary(op) ||
+  return Between(op, ExprOp::kLoad, ExprOp::kBitcast) || IsUnary(op) || IsBinary(op) ||
          op == ExprOp::kIntegerPow || IsTernary(op) || IsReduce(op);
 }
 
@@ -126,6 +126,13 @@ class Checker {
     } else if (op == ExprOp::kConvert) {
       if (instr.aux >= kNumDTypes) return Bad("converts from an unknown dtype");
       JAXGRAPH_RETURN_IF_ERROR(CheckRead(instr.a, ClassOf(static_cast<DType>(instr.aux)), scalar));
+    } else if (op == ExprOp::kBitcast) {
+      const DType from = static_cast<DType>(instr.aux);
+      if (instr.aux >= kNumDTypes || SizeOf(from) != SizeOf(instr.dtype) || from == DType::kPred ||
+          instr.dtype == DType::kPred) {
+        return Bad("sees bits as a dtype that does not fit");
+      }
+      JAXGRAPH_RETURN_IF_ERROR(CheckRead(instr.a, ClassOf(from), scalar));
     } else if (op == ExprOp::kSelect) {
       JAXGRAPH_RETURN_IF_ERROR(CheckRead(instr.a, Class::kBool, scalar));
       JAXGRAPH_RETURN_IF_ERROR(CheckRead(instr.b, own, scalar));

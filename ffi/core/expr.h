@@ -47,6 +47,8 @@ enum class ExprOp : uint8_t {
   kStore = 3,    // outs[aux] <- a; dtype = the output's
   kConvert = 4,  // dst <- a, from dtype `aux` to `dtype` (JAX's convert_element_type: floats to
                  // integers truncate toward zero and saturate, NaN gives 0; to bool: != 0)
+  kBitcast = 5,  // dst <- the bits of a, of dtype `aux`, as `dtype` of the same size; neither is
+                 // bool. A NaN of f16 or bf16 may have other bits than the one it was made from
   // Unary.
   kNeg = 8,
   kAbs,

@@ -72,6 +72,7 @@ _OTHER = frozenset(
         "square",
         "one_minus_square",
         "log2",
+        "nextafter",
         "pow",
         "round",
         "select_n",
@@ -155,6 +156,8 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     if name == "log2":
         factor = constant(graph, 1 / np.log(2), out.shape, out.dtype, label)
         return [node("mul", node("log", *operands), factor)]
+    if name == "nextafter":
+        return [_next_after(graph, *operands, label=label)]
     if name == "reduce_precision":
         narrow = convert(graph, operands[0], _as_precise(eqn), label)
         return [convert(graph, narrow, out.dtype, label)]
@@ -192,6 +195,39 @@ def _select(graph: Graph, which: Tensor, *cases: Tensor, label: str) -> Tensor:
             aux=0,
         )
     return chosen
+
+
+def _next_after(graph: Graph, x: Tensor, y: Tensor, label: str) -> Tensor:
+    """The neighbour of ``x`` on the side of ``y``, by their bits: subnormal numbers count."""
+    shape, dtype = x.shape, x.dtype
+    bits = np.dtype(f"int{8 * dtype.itemsize}")
+
+    def op(name: str, *args: Tensor, dtype=bits, aux: int = 0) -> Tensor:
+        return graph.add("elementwise", args, shape, dtype, label, op=name, aux=aux)
+
+    def test(name: str, *args: Tensor) -> Tensor:
+        return op(name, *args, dtype=np.bool_)
+
+    def choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+        return op("select", condition, no, yes)
+
+    def number(value: int) -> Tensor:
+        return constant(graph, value, shape, bits, label)
+
+    zero, one, largest = number(0), number(1), number(np.iinfo(bits).max)
+    infinity = number(int(np.array(np.inf, dtype).view(bits)))
+    from_, to = (op("bitcast", t, aux=dtypes.code_of(dtype)) for t in (x, y))
+    size, to_size = op("and", from_, largest), op("and", to, largest)
+    apart = test("lt", op("xor", from_, to), zero)  # their signs differ
+    shrinks = test("or", apart, test("gt", size, to_size))
+    moved = op("add", from_, choose(shrinks, number(-1), one))
+    least = op("or", op("and", to, number(np.iinfo(bits).min)), one)
+    moved = choose(test("eq", size, zero), least, moved)
+    zeros = test("eq", op("or", size, to_size), zero)
+    moved = choose(test("or", zeros, test("eq", from_, to)), to, moved)
+    moved = choose(test("gt", to_size, infinity), to, moved)  # NaN
+    moved = choose(test("gt", size, infinity), from_, moved)
+    return op("bitcast", moved, dtype=dtype, aux=dtypes.code_of(bits))
 
 
 def _as_precise(eqn: FlatEqn) -> np.dtype | None:

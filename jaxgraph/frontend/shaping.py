@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from jaxgraph.frontend.flatten import FlatEqn
+from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
 
 VIEWS = frozenset(
@@ -126,7 +127,7 @@ def lower_view(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> 
     if name == "rev":
         dims = tuple(params["dimensions"])
         return [graph.add("rev", (x,), out.shape, out.dtype, label, dims=dims)]
-    return [graph.add("bitcast", (x,), out.shape, out.dtype, label)]
+    return [bitcast(graph, x, out.shape, out.dtype, label)]
 
 
 def lower_reduction(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
@@ -186,6 +187,19 @@ def concatenate(graph: Graph, pieces: list[Tensor], axis: int, label: str) -> Te
     shape = list(pieces[0].shape)
     shape[axis] = sum(t.shape[axis] for t in pieces)
     return graph.add("concat", pieces, shape, pieces[0].dtype, label, axis=axis)
+
+
+def bitcast(graph: Graph, x: Tensor, shape, dtype, label: str) -> Tensor:
+    """The bits of ``x`` as another type: what lies in memory is read so, another value made so."""
+    if x.dtype == np.dtype(dtype):
+        return x
+    base = x
+    while base.is_view:
+        base = base.node.inputs[0]
+    if base.is_virtual and x.dtype.itemsize == np.dtype(dtype).itemsize:
+        aux = dtypes.code_of(x.dtype)
+        return graph.add("elementwise", (x,), x.shape, dtype, label, op="bitcast", aux=aux)
+    return graph.add("bitcast", (x,), shape, dtype, label)
 
 
 def reshape(graph: Graph, x: Tensor, shape, label: str) -> Tensor:

@@ -25,7 +25,7 @@ MAX_INSTRS, MAX_SRCS, MAX_OUTS, MAX_INDICES, MAX_IMMS, MAX_STAGES, MAX_RANK = (
 )
 _ELEMENT_REGS, _SCALAR_REGS = 32, 32
 
-OPCODES = {"load": 0, "index": 1, "const": 2, "store": 3, "convert": 4}
+OPCODES = {"load": 0, "index": 1, "const": 2, "store": 3, "convert": 4, "bitcast": 5}
 for _base, _names in (
     (
         8,

@@ -60,7 +60,7 @@ ExprOp Specialized(const ExprInstr& instr) {
     const bool rounds = IsNarrowFloat(static_cast<DType>(instr.aux)) && IsNarrowFloat(instr.dtype);
     return rounds ? kRoundOp : op;
   }
-  if (op < ExprOp::kConvert || op == ExprOp::kSelect || IsNarrowFloat(instr.dtype)) return op;
+  if (op <= ExprOp::kBitcast || op == ExprOp::kSelect || IsNarrowFloat(instr.dtype)) return op;
   if (!IsReduce(op)) return kGeneralOp;
   return op >= ExprOp::kReduceArgmax ? kGeneralArgReduceOp : kGeneralReduceOp;
 }

@@ -447,6 +447,14 @@ __device__ __forceinline__ void Run(const ExprParams& p, int begin, int end, con
           out.lane[j] = Convert(static_cast<DType>(in.aux), in.dtype, a.lane[j]);
         }
         break;
+      case ExprOp::kBitcast:
+#pragma unroll
+        for (int j = 0; j < kLanes; ++j) {
+          const uint64_t kept = ~uint64_t{0} >> (64 - 8 * DeviceSizeOf(in.dtype));
+          const W bits = static_cast<W>(ToMemory(static_cast<DType>(in.aux), a.lane[j]) & kept);
+          out.lane[j] = FromMemory(in.dtype, bits);
+        }
+        break;
       case ExprOp::kReduceSum:
       case ExprOp::kReduceMax:
         out = r.value[in.dst];

@@ -89,7 +89,8 @@ class Values {
     }
     const int n = NumOperands(in.op);
     const bool uses_aux = in.op == ExprOp::kLoad || in.op == ExprOp::kConvert ||
-                          in.op == ExprOp::kIntegerPow || in.op >= ExprOp::kReduceArgmax;
+                          in.op == ExprOp::kBitcast || in.op == ExprOp::kIntegerPow ||
+                          in.op >= ExprOp::kReduceArgmax;
     Value value = {in.op,
                    in.dtype,
                    uses_aux ? in.aux : uint16_t{0},

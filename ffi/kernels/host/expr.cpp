@@ -312,7 +312,9 @@ class Interpreter {
   }
 
   static DType OperandType(const ExprInstr& instr, int i) {
-    if (instr.op == ExprOp::kConvert) return static_cast<DType>(instr.aux);
+    if (instr.op == ExprOp::kConvert || instr.op == ExprOp::kBitcast) {
+      return static_cast<DType>(instr.aux);
+    }
     return instr.op == ExprOp::kSelect && i == 0 ? DType::kPred : instr.dtype;
   }
 

@@ -49,7 +49,7 @@ TEST_P(HostileExpr, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(
     Expr, HostileExpr,
     testing::Values(
-        Break{"UnknownOp", [](ExprProgram* e) { e->instrs[7].op = static_cast<ExprOp>(5); }},
+        Break{"UnknownOp", [](ExprProgram* e) { e->instrs[7].op = static_cast<ExprOp>(6); }},
         Break{"UnknownDType", [](ExprProgram* e) { e->instrs[7].dtype = static_cast<DType>(13); }},
         Break{"LoadOutside", [](ExprProgram* e) { e->instrs[0].aux = 1; }},
         Break{"LoadDType", [](ExprProgram* e) { e->instrs[0].dtype = DType::kBF16; }},
@@ -73,6 +73,19 @@ INSTANTIATE_TEST_SUITE_P(
         Break{"TypeConfusion", [](ExprProgram* e) { e->instrs[4].b = 33; }},
         Break{"FloatOpOnIntegers",
               [](ExprProgram* e) { e->instrs[7] = {ExprOp::kExp, DType::kS32, 1, 33, 0, 0, 0}; }},
+        Break{"BitcastToAnotherSize",
+              [](ExprProgram* e) {
+                const uint16_t from = static_cast<uint16_t>(DType::kF32);
+                e->instrs[7] = {ExprOp::kBitcast, DType::kS64, 1, 0, 0, 0, from};
+              }},
+        Break{"BitcastFromAnotherType",
+              [](ExprProgram* e) {
+                const uint16_t from = static_cast<uint16_t>(DType::kU32);
+                e->instrs[7] = {ExprOp::kBitcast, DType::kF32, 1, 0, 0, 0, from};
+              }},
+        Break{
+            "BitcastOfUnknownType",
+            [](ExprProgram* e) { e->instrs[7] = {ExprOp::kBitcast, DType::kF32, 1, 0, 0, 0, 13}; }},
         Break{"Gap", [](ExprProgram* e) { e->stages[1].elem_begin = 7; }},
         Break{"Overlap", [](ExprProgram* e) { e->stages[1].scalar_begin = 2; }},
         Break{"BehindTheEnd", [](ExprProgram* e) { e->stages[1].elem_end = 11; }},

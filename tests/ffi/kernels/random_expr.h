@@ -168,7 +168,7 @@ class ExprGenerator {
   // ---- instructions ----
 
   void AddInstruction() {
-    switch (UniformInt(rng_, 0, 15)) {
+    switch (UniformInt(rng_, 0, 16)) {
       case 0:
         return AddConst();
       case 1:
@@ -185,6 +185,8 @@ class ExprGenerator {
         return AddUnary();
       case 9:
         return AddTernary();
+      case 10:
+        return AddBitcast();
       default:
         return AddBinary();
     }
@@ -285,6 +287,23 @@ class ExprGenerator {
       r = AnyInt(to);
     }
     Emit(ExprOp::kConvert, to, *a, 0, 0, static_cast<uint16_t>(from.dtype), r);
+  }
+
+  // Exact values as integers of their size, and floats back again.
+  void AddBitcast() {
+    const auto a = Find([](const Reg& r) { return r.dtype != DType::kPred && r.err == 0; });
+    if (!a) return;
+    const Reg from = At(*a);
+    std::vector<DType> fitting;
+    for (DType t : IntTypes()) {
+      if (SizeOf(t) == SizeOf(from.dtype)) fitting.push_back(t);
+    }
+    const DType to = Pick(rng_, fitting);
+    const int before = program_.num_instrs;
+    Emit(ExprOp::kBitcast, to, *a, 0, 0, static_cast<uint16_t>(from.dtype), AnyInt(to));
+    if (program_.num_instrs == before || !Chance(rng_, 0.5)) return;
+    const uint8_t bits = program_.instrs[before].dst;
+    Emit(ExprOp::kBitcast, from.dtype, bits, 0, 0, static_cast<uint16_t>(to), from);
   }
 
   void AddUnary() {

@@ -319,6 +319,12 @@ class ReferenceExpr {
       case ExprOp::kConvert:
         dst = ReferenceConvert(static_cast<DType>(in.aux), t, a);
         return;
+      case ExprOp::kBitcast: {
+        char bits[8] = {};
+        WriteElement(static_cast<DType>(in.aux), a, bits);
+        dst = ReadElement(t, bits);
+        return;
+      }
       case ExprOp::kIsFinite:
         dst = {0, std::isfinite(a.f)};
         return;

@@ -209,6 +209,14 @@ std::string ValueText(const ExprInstr& instr, ExprOp op, const NamedRegisters& r
     const NamedValue& a = registers[instr.a];
     return SameRegister(a.dtype, from) ? ConvertText(from, instr.dtype, a.name) : std::string();
   }
+  if (op == ExprOp::kBitcast) {
+    const DType from = static_cast<DType>(instr.aux);
+    const NamedValue& a = registers[instr.a];
+    if (!SameRegister(a.dtype, from)) return {};
+    const std::string cast = std::string("bits_as<") + MemoryType(instr.dtype) + ">";
+    return FromMemory(instr.dtype,
+                      cast + "(" + MemoryType(from) + "(" + ToMemory(from, a.name) + "))");
+  }
   const char* function = FunctionOf(op);
   if (function == nullptr) return {};
   const uint8_t operands[] = {instr.a, instr.b, instr.c};

@@ -95,6 +95,12 @@ template <int V, class M> DEV void store(char* to, const M* from) {
   *(typename Raw<V * sizeof(M)>::T*)to = u.raw;
 }
 
+template <class T, class S> DEV T bits_as(S v) {
+  union { S from; T to; } u;
+  u.from = v;
+  return u.to;
+}
+
 // ---- integers and bool ----
 template <class T> DEV T op_neg(T a) { typedef typename Wide<T>::U U; return T(U(0) - U(a)); }
 template <class T> DEV T op_abs(T a) { return a < T(0) ? op_neg(a) : a; }
