@@ -131,6 +131,7 @@ class SplitInfo:
       bases: operands and results, and where their addresses are kept.
       variants: what the executors hold of it.
       program: the encoded program.
+      bodies: splits within loops and branches that stay in XLA, which run them at every turn.
     """
 
     number: int
@@ -148,6 +149,7 @@ class SplitInfo:
     bases: tuple[BaseInfo, ...] = ()
     variants: tuple[VariantInfo, ...] = ()
     program: bytes = dataclasses.field(default=b"", repr=False)
+    bodies: tuple[SplitInfo, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -166,6 +168,8 @@ class SplitInfo:
         head = f"split {self.number}: {self.backend}, {_count(self.equations, 'equation')}"
         if self.backend != "native":
             yield head + (f"; {self.never_captured}" if self.never_captured else "")
+            for body in self.bodies:
+                yield from (f"  in a body: {line}" for line in body._lines())
             return
         kinds = ", ".join(f"{count} {op}" for op, count in sorted(self.ops.items()))
         launched = ""
@@ -273,7 +277,7 @@ def explain_plan(
         platform=site.platform,
         native=runs,
         notes=(*notes, *(() if planned is None else planned.notes)),
-        splits=() if plan is None else tuple(map(describe, range(len(plan.splits)), plan.splits)),
+        splits=() if plan is None else tuple(map(describe, plan.splits)),
         left_in_xla=() if plan is None else tuple(plan.left_in_xla),
         decisions=() if plan is None else tuple(plan.decisions),
         copies=() if plan is None else tuple(plan.copies),
@@ -310,21 +314,23 @@ def _last_reset(function_id: int) -> Event | None:
     return None
 
 
-def _describer(function_id: int, site: Site | None) -> Callable[[int, Split], SplitInfo]:
+def _describer(function_id: int, site: Site | None) -> Callable[[Split], SplitInfo]:
     """What tells all of a split; `site`: where native ones run, None: nowhere."""
     held: dict[bytes, list[VariantInfo]] = {}
     for found in native.variants(function_id):
         held.setdefault(found["program_id"], []).append(_variant(found))
 
-    def describe(number: int, split: Split) -> SplitInfo:
+    def describe(split: Split) -> SplitInfo:
         if split.native is None:
-            return SplitInfo(number, split.backend, split.num_eqns, _callback_in(split))
+            inside = [describe(s) for body in split.bodies for s in body.splits]
+            why = _callback_in(split)
+            return SplitInfo(split.number, split.backend, split.num_eqns, why, bodies=tuple(inside))
         program = native.describe_program(split.native.program)
         variants = tuple(held.get(program["id"], ()))
         recorded = [v for v in variants if v.stage == "captured"]
         shown = recorded[-1] if recorded else _preview(split.native.program, site)
         return SplitInfo(
-            number,
+            split.number,
             split.backend,
             split.num_eqns,
             never_captured="" if shown is None else shown.not_capturable,

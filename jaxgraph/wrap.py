@@ -265,7 +265,7 @@ class GraphedFunction(Observed):
             return 0
         if native.why_unsupported(site.platform) is not None:
             return 0
-        programs = [s.native.program for s in planned.plan.splits if s.native is not None]
+        programs = [native_split.program for native_split in planned.plan.native_splits()]
         nbytes = max(map(native.arena_bytes, programs), default=0)
         if nbytes:
             native.reserve(native.ffi_platform(site.platform), site.ordinal, nbytes)

@@ -142,7 +142,7 @@ class _Flattener:
         """The iterations of a scan one after the other; a layer of a stacked input is a slice."""
         params = eqn.params
         length, reverse = params["length"], params["reverse"]
-        num_consts, num_carry = _scan_arity(params)
+        num_consts, num_carry = scan_arity(params)
         jaxpr, body_consts = _open(params["jaxpr"])
         consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
         xs = inputs[num_consts + num_carry :]
@@ -189,7 +189,7 @@ def count_eqns(jaxpr: Any) -> int:
     return total
 
 
-def _scan_arity(params: dict[str, Any]) -> tuple[int, int]:
+def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     """(number of constants, number of carries) of a scan; JAX 0.11 keeps them in a flat tree."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]

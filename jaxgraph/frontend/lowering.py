@@ -11,6 +11,12 @@ from jaxgraph.graph.ir import Graph, Tensor
 
 MAX_RANK = 8  # kMaxRank in ffi/core/program.h
 
+_STRUCTURE = {
+    "while": "is a loop whose length is not known",
+    "scan": "is a loop that was not unrolled",
+    "cond": "is a choice",
+}
+
 
 def why_not_native(eqn: FlatEqn) -> str | None:
     """The reason why ``eqn`` stays in XLA, in words that follow "it ..."; None if it is native."""
@@ -36,7 +42,7 @@ def why_not_native(eqn: FlatEqn) -> str | None:
         return indexing.why_not(eqn)
     if name in ordering.NAMES:
         return ordering.why_not(eqn)
-    return f"is {name}, which has no native kernel"
+    return _STRUCTURE.get(name, f"is {name}, which has no native kernel")
 
 
 def build_graph(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from jaxgraph.errors import PlanError
 from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value, flatten
 from jaxgraph.passes.profitability import Decision, judge_step
 from jaxgraph.passes.splits import NATIVE, XLA, Cut, LeftInXla, cut
+from jaxgraph.plan.bodies import plan_bodies
 from jaxgraph.plan.program import NativeSplit, plan_native
 
 if TYPE_CHECKING:
@@ -28,12 +31,16 @@ class Split:
       backend: "native", "xla" or "callback".
       num_eqns: equations of the user's function in it.
       native: the planned program of a native split.
+      number: its ordinal among the step's splits; those in bodies count on.
+      bodies: plans of loops' and branches' bodies in an XLA split.
     """
 
     backend: str
     num_eqns: int
     native: NativeSplit | None
     cut: Cut
+    number: int
+    bodies: list[StepPlan] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +82,15 @@ class StepPlan:
 
     @property
     def has_native(self) -> bool:
-        return any(split.native is not None for split in self.splits)
+        return any(True for _ in self.native_splits())
+
+    def native_splits(self) -> Iterator[NativeSplit]:
+        """Of the step and of bodies in it."""
+        for split in self.splits:
+            if split.native is not None:
+                yield split.native
+            for body in split.bodies:
+                yield from body.native_splits()
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluates the step on flat arguments; traceable by JAX."""
@@ -120,35 +135,70 @@ def plan_step(
     Raises:
       PlanError: the step cannot be planned.
     """
-    step = flatten(closed_jaxpr, options.max_unroll)
-    limits = options.limits()
-    whole = judge_step(step.eqns, limits)
-    labels = {id(v): label for v, label in zip(step.inputs, arg_labels, strict=True)}
-    labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
-    if whole.left_in_xla:
-        everything = Split(XLA, len(step.eqns), None, Cut(XLA, list(step.eqns)))
-        copies = _update_copies(step, [everything], labels, donated)
-        return StepPlan(step, [everything], [], [whole], copies)
-    cuts = cut(step, limits)
-    splits = []
-    begun: Counter[tuple[str, ...]] = Counter()
-    for number, run in enumerate(cuts.runs):
-        native = None
+    planner = _Planner(name, function_id, options)
+    return planner.plan(closed_jaxpr, arg_labels, donated)
+
+
+@dataclasses.dataclass(eq=False)
+class _Planner:
+    """Plans a step and the bodies of its loops and branches, whose splits are numbered together."""
+
+    name: str
+    function_id: int
+    options: Options
+    ordinals: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    begun: Counter[tuple[str, ...]] = dataclasses.field(default_factory=Counter)
+
+    def plan(
+        self, closed_jaxpr: Any, arg_labels: Sequence[str], donated: Sequence[bool] | None
+    ) -> StepPlan:
+        step = flatten(closed_jaxpr, self.options.max_unroll)
+        limits = self.options.limits()
+        whole = judge_step(step.eqns, limits)
+        labels = {id(v): label for v, label in zip(step.inputs, arg_labels, strict=True)}
+        labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
+        if whole.left_in_xla:
+            cut_whole = Cut(XLA, list(step.eqns))
+            everything = Split(XLA, len(step.eqns), None, cut_whole, number=next(self.ordinals))
+            copies = _update_copies(step, [everything], labels, donated)
+            return StepPlan(step, [everything], [], [whole], copies)
+        cuts = cut(step, limits)
+        numbers = [next(self.ordinals) for _ in cuts.runs]  # before those of bodies
+        splits = [
+            self.plan_split(run, number, labels)
+            for number, run in zip(numbers, cuts.runs, strict=True)
+        ]
+        copies = _update_copies(step, splits, labels, donated) + _packed_copies(splits, labels)
+        return StepPlan(step, splits, cuts.left, [whole, cuts.decision], copies)
+
+    def plan_split(self, run: Cut, number: int, labels: dict[int, str]) -> Split:
+        """The split of a run; adds what its results are called to ``labels``."""
+        native, bodies = None, []
         if run.backend == NATIVE:
             native = plan_native(
                 run,
-                name=name,
-                function_id=function_id,
+                name=self.name,
+                function_id=self.function_id,
                 split=number,
-                exec_options=options.exec_options(),
+                exec_options=self.options.exec_options(),
                 labels=labels,
-                begun=begun,
-                guard_bytes=options.guard_bytes,
+                begun=self.begun,
+                guard_bytes=self.options.guard_bytes,
             )
+        else:
+            plan = functools.partial(self.plan_body, labels=labels)
+            for i, eqn in enumerate(run.eqns):
+                run.eqns[i], plans = plan_bodies(eqn, plan)
+                bodies += plans
         labels |= _labels_of_results(run)
-        splits.append(Split(run.backend, len(run.eqns), native, run))
-    copies = _update_copies(step, splits, labels, donated) + _packed_copies(splits, labels)
-    return StepPlan(step, splits, cuts.left, [whole, cuts.decision], copies)
+        return Split(run.backend, len(run.eqns), native, run, number, bodies)
+
+    def plan_body(
+        self, closed_jaxpr: Any, values: Sequence[Value], labels: Mapping[int, str]
+    ) -> StepPlan:
+        """Nobody donates a body's arguments: XLA knows what it may overwrite."""
+        own = [labels.get(id(v), f"argument {i} of a body") for i, v in enumerate(values)]
+        return self.plan(closed_jaxpr, own, [True] * len(own))
 
 
 def _labels_of_results(run: Cut) -> dict[int, str]:

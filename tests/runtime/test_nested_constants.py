@@ -62,7 +62,7 @@ def test_they_are_operands_whose_address_stays():
     for _ in range(4):
         np.testing.assert_allclose(wrapped(BIG), jax.jit(step)(BIG))
     (split,) = wrapped.explain(BIG).splits
-    bases = native.describe_program(split.native.program)["bases"]
+    bases = native.describe_program(split.program)["bases"]
     large = [b["label"] for b in bases if b["kind"] == "operand" and b["nbytes"] == 20000]
     assert sum(label.startswith("closed-over array") for label in large) == 2
     assert wrapped.stats().replays == 2
