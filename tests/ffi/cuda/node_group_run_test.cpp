@@ -177,6 +177,31 @@ TEST_F(NodeGroupRun, TheLastSliceWins) {
   }
 }
 
+// As in the first layer of a step: the position is made fit by an EXPR of the group.
+TEST_F(NodeGroupRun, IndicesThatAnExprComputes) {
+  Rng rng(6);
+  for (const bool position_a_row : {false, true}) {
+    for (const int64_t position : {-1, 7, 40}) {
+      LayerShape s;
+      s.batch = 5;
+      s.position_a_row = position_a_row;
+      s.position = position;
+      s.mode = position_a_row ? IndexMode::kFillOrDrop : IndexMode::kClip;
+      GroupCase c = MakeCacheUpdate(rng, s);
+      const Node set_v = c.nodes.back();
+      c.nodes.pop_back();
+      const size_t src = c.nodes.back().srcs.size() - 1;
+      ComputeIndex(rng, &c, src);
+      c.nodes.push_back(set_v);
+      c.nodes.back().srcs[src] = c.nodes[3].srcs[src];
+      size_t groups = 0;
+      ASSERT_NO_FATAL_FAILURE(Check(c, &groups));
+      ASSERT_EQ(groups, 1u);
+      EXPECT_TRUE(Download() == RunOnHost(c)) << "the host's bits differ";
+    }
+  }
+}
+
 TEST_F(NodeGroupRun, RandomNodes) {
   Rng rng(3);
   size_t groups = 0;

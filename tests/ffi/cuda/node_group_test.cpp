@@ -2,6 +2,7 @@
 #include "ffi/kernels/cuda/jit/node_group.h"
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -204,6 +205,43 @@ TEST(NodeGroup, RowsAreAllOfOneExprsOutputs) {
   EXPECT_EQ(groups([](GroupCase* c) { c->nodes[3].srcs[1] = c->nodes[2].srcs[1]; }), fed);
 }
 
+// An index is computed again by who needs it, if it is an EXPR's output element by element.
+TEST(NodeGroup, IndicesThatAnExprComputes) {
+  const auto group = [](const std::function<void(GroupCase*)>& change) {
+    Rng rng(5);
+    LayerShape s;
+    s.batch = 3;
+    s.position_a_row = true;
+    GroupCase c = MakeCacheUpdate(rng, s);
+    c.nodes.pop_back();
+    ComputeIndex(rng, &c, 3);
+    change(&c);
+    Resolved r(c);
+    return FindGroup(r.nodes, 0);
+  };
+  const NodeGroup all = group([](GroupCase*) {});
+  EXPECT_EQ(all.count, 4u);
+  EXPECT_EQ(all.feeds.size(), 2u);
+  ASSERT_EQ(all.indices.size(), 1u);
+  EXPECT_EQ(all.indices[0].user, 3u);
+  EXPECT_EQ(all.indices[0].src, 3);
+  EXPECT_EQ(all.indices[0].expr, 2u);
+  const std::vector<std::function<void(GroupCase*)>> not_so = {
+      [](GroupCase* c) { c->nodes[3].srcs[3].dtype = DType::kU32; },
+      [](GroupCase* c) { c->nodes[3].srcs[3].strides[0] = 1; },  // both outputs
+      [](GroupCase* c) { c->nodes[3].srcs[3].offset ^= 2; },
+      [](GroupCase* c) { c->nodes[2].outs[0] = c->nodes[2].outs[1]; },            // stored twice
+      [](GroupCase* c) { c->nodes[2].srcs[0] = c->nodes[2].outs[0]; },            // in place
+      [](GroupCase* c) { c->nodes[1].outs[0].base = c->nodes[2].outs[0].base; },  // by two nodes
+      [](GroupCase* c) { c->nodes[2].op = Op::kCopy; },
+  };
+  for (const auto& change : not_so) {
+    const NodeGroup less = group(change);
+    EXPECT_LT(less.count, 4u) << &change - not_so.data();
+    EXPECT_TRUE(less.indices.empty());
+  }
+}
+
 bool Source(const std::vector<ResolvedNode>& nodes, size_t first, KernelSource* source) {
   return SourceOf(nodes, first, FindGroup(nodes, first), true, source);
 }
@@ -235,6 +273,16 @@ TEST(NodeGroup, OtherTextsHaveOtherKeys) {
       [](GroupCase* c) { c->nodes[3].srcs[1].strides[2] = 0; },
       [](GroupCase* c) { c->nodes[3].srcs[1].offset = 2; },  // an alignment
       [](GroupCase* c) { c->nodes[3].srcs[1] = c->nodes[2].srcs[1]; },
+      [](GroupCase* c) {
+        Rng rng(1);
+        ComputeIndex(rng, c, 2);
+        c->nodes[4].srcs[2] = c->nodes[3].outs[0];
+      },
+      [](GroupCase* c) {
+        Rng rng(1);
+        ComputeIndex(rng, c, 2);
+        c->nodes[4].srcs[2] = c->nodes[3].outs[1];
+      },
       [](GroupCase* c) {
         c->nodes[3].op = Op::kCopy;
         c->nodes[3].params.clear();

@@ -177,7 +177,32 @@ inline void AppendFedSetRows(Rng& rng, GroupCase* c) {
   c->nodes.insert(c->nodes.end() - 1, std::move(expr));
 }
 
-// Random small nodes, each with memory of its own but for the rows that an EXPR feeds a SET_ROWS.
+// Inserts an EXPR in front of the last node, a GATHER or SET_ROWS, whose index `src` becomes one of
+// its two outputs, which lie element by element side by side.
+inline void ComputeIndex(Rng& rng, GroupCase* c, size_t src) {
+  Node& user = c->nodes.back();
+  const TensorRef values = user.srcs[src];
+  const int64_t n = values.shape[0];
+  TensorRef pairs = AddDense(c, values.dtype, {n, 2});  // of both outputs
+  pairs.rank = 1;
+  TensorRef second = pairs;
+  second.offset = static_cast<int64_t>(SizeOf(values.dtype));
+  Assembler a({n}, 1, 2);
+  a.Scalar();
+  a.Elements();
+  const uint8_t value = a.Load(values.dtype, 0);
+  a.Store(values.dtype, 0, value);
+  a.Store(values.dtype, 1, a.Op2(ExprOp::kMax, values.dtype, value, value));
+  Node expr;
+  expr.op = Op::kExpr;
+  expr.params = a.Encode();
+  expr.srcs = {values};
+  expr.outs = {pairs, second};
+  user.srcs[src] = Chance(rng, 0.5) ? pairs : second;
+  c->nodes.insert(c->nodes.end() - 1, std::move(expr));
+}
+
+// Random small nodes, each with memory of its own but for the rows and indices that an EXPR makes.
 inline GroupCase RandomSmallNodes(Rng& rng) {
   GroupCase c;
   for (int64_t n = UniformInt(rng, 2, 10); n > 0; --n) {
@@ -187,6 +212,14 @@ inline GroupCase RandomSmallNodes(Rng& rng) {
       Append(RandomNode(
                  rng, Pick(rng, std::vector<Op>{Op::kExpr, Op::kSetRows, Op::kGather, Op::kCopy})),
              &c);
+    }
+    const Node& last = c.nodes.back();
+    const size_t first_index = last.op == Op::kGather ? 1 : 2;
+    if ((last.op == Op::kGather || last.op == Op::kSetRows) && last.srcs.size() > first_index &&
+        Chance(rng, 0.4)) {
+      ComputeIndex(rng, &c,
+                   static_cast<size_t>(UniformInt(rng, static_cast<int64_t>(first_index),
+                                                  static_cast<int64_t>(last.srcs.size()) - 1)));
     }
   }
   return c;

@@ -21,15 +21,23 @@ std::string Address(size_t part, const char* kind, int tensor) {
   return PartName(part) + kind + Str(tensor);
 }
 
+std::string ValueName(const PartIndex& index) {
+  return std::string(KernelSource::kName) + "_value" + Str(index.expr) + "_" + Str(index.out);
+}
+
 // A function of the kernel that finds where slice `slice` starts in the whole. False: an index lies
 // outside, and the mode says that the slice is dropped or filled; or, for SET_ROWS, a later slice
 // is written to the same place.
 std::string StartFunction(const GroupPart& part, size_t number) {
   const MoveParams& m = part.move;
   const auto start = [&](int c, const char* slice, const char* inside) {
-    return std::string("start_at<") + RegisterType(m.index_dtype[c]) + ">(" +
-           Address(number, "s", part.index_srcs[c]) + " + i64(" + slice + ") * " +
-           Wide(m.index_stride[c]) + ", " + Wide(m.limit[c]) + ", " + inside + ")";
+    const PartIndex& index = part.indices[c];
+    const std::string type = RegisterType(m.index_dtype[c]);
+    const std::string value = index.expr >= 0
+                                  ? ValueName(index) + "(p, " + slice + ")"
+                                  : "*(const " + type + "*)(" + Address(number, "s", index.src) +
+                                        " + i64(" + slice + ") * " + Wide(m.index_stride[c]) + ")";
+    return "start_at<" + type + ">(" + value + ", " + Wide(m.limit[c]) + ", " + inside + ")";
   };
   std::string text = "DEV bool " + StartName(number) + "(const " + KernelSource::kName +
                      "_p& p, u32 slice, i64& at) {\nbool inside = true;\nat = 0;\n";
@@ -101,6 +109,23 @@ std::string MoveBody(const GroupPart& part, size_t number) {
          ">(" + fill + ");\n";
 }
 
+// The functions for components that are computed again, each once.
+bool AppendValues(const std::vector<GroupPart>& parts, const GroupPart& part, std::string* text) {
+  for (size_t c = 0; c < part.indices.size(); ++c) {
+    const PartIndex& index = part.indices[c];
+    if (index.expr < 0) continue;
+    std::string body;
+    if (!GenerateExprValue(parts[index.expr].expr, PartName(index.expr), index.out, &body)) {
+      return false;
+    }
+    const std::string function = std::string("DEV ") + RegisterType(part.move.index_dtype[c]) +
+                                 " " + ValueName(index) + "(const " + KernelSource::kName +
+                                 "_p& p, u32 i) {\n" + body + "}\n";
+    if (text->find(function) == std::string::npos) *text += function;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string PlaceName(size_t part) {
@@ -121,6 +146,7 @@ bool GenerateGroup(const std::vector<GroupPart>& parts, KernelSource* source) {
     if (part.expr.piece != nullptr) {
       if (!GenerateExprBody(part.expr, PartName(k), "block", &body)) return false;
     } else {
+      if (!AppendValues(parts, part, &functions)) return false;
       functions += StartFunction(part, k);
       if (part.fed) {
         functions += PlaceFunction(part, k);

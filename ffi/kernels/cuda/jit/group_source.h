@@ -9,12 +9,19 @@
 
 namespace jaxgraph {
 
+// Where a component of a move is found: in the node's source `src`; or, if `expr` is not negative,
+// as output `out` of the EXPR parts[expr], computed again.
+struct PartIndex {
+  int src = 0;
+  int expr = -1, out = 0;
+};
+
 // One node: an expression where `expr` has a piece, else a move.
 struct GroupPart {
   int num_srcs = 0, num_outs = 0;  // of the node
   KernelRequest expr;              // an EXPR
   MoveParams move = {};            // GATHER or COPY, or SET_ROWS if `sets`; no address is read
-  std::vector<int> index_srcs;     // of a move: which source holds each component
+  std::vector<PartIndex> indices;  // of a move: one for each component
   bool sets = false;
   bool fed = false;  // SET_ROWS whose rows an EXPR of the group stores: it has no blocks
 };

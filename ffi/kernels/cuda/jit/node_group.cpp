@@ -1,6 +1,7 @@
 #include "ffi/kernels/cuda/jit/node_group.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -70,8 +71,6 @@ bool Meets(const std::vector<MemoryRange>& a, const std::vector<MemoryRange>& b)
 bool InConflict(const Touched& a, const Touched& b) {
   return Meets(a.writes, b.writes) || Meets(a.writes, b.reads) || Meets(a.reads, b.writes);
 }
-bool ReadsItsOutputs(const Touched& t) { return Meets(t.writes, t.reads); }
-
 // Dimensions as (stride, size), without those of size 1.
 using Dims = std::vector<std::pair<int64_t, int64_t>>;
 Dims DimsOf(const TensorRef& t) {
@@ -127,48 +126,108 @@ std::vector<GroupFeed> FeedsFrom(const ResolvedNode& expr, const ResolvedNode& s
   return feeds;
 }
 
+// The output of an EXPR that an index is, element by element; -1: none.
+int IndexFrom(const ResolvedNode& expr, const ResolvedNode& at, int src) {
+  const TensorRef& index = at.node->srcs[src];
+  const Dims dims = DimsOf(index);
+  const MemoryRange range = RangeOf(index, at.srcs[src]);
+  int found = -1;
+  for (size_t o = 0; o < expr.outs.size(); ++o) {
+    const TensorRef& out = expr.node->outs[o];
+    if (!Overlap(RangeOf(out, expr.outs[o]), range)) continue;
+    if (out.dtype != index.dtype || DimsOf(out) != dims) return -1;
+    if (expr.outs[o] == at.srcs[src]) {
+      if (found >= 0) return -1;
+      found = static_cast<int>(o);
+      continue;
+    }
+    // Another output may lie between the elements.
+    const int64_t item = static_cast<int64_t>(SizeOf(index.dtype));
+    const int64_t stride = dims.empty() ? 0 : dims[0].first * item;
+    const int64_t distance = std::abs(expr.outs[o] - at.srcs[src]);
+    if (distance < item || distance > stride - item) return -1;
+  }
+  return found;
+}
+
+// The members of a group so far.
+class Members {
+ public:
+  // Adds the node, if it may run at once with the others.
+  bool Add(const ResolvedNode& at, NodeGroup* group) {
+    const Op op = at.node->op;
+    const size_t number = nodes_.size();
+    const Touched all = TouchedBy(at);
+    const bool in_place = Meets(all.writes, all.reads);
+    if (in_place && op != Op::kExpr) return false;
+
+    NodeGroup inner;
+    Touched touched;  // but for what is not read from memory
+    touched.writes = all.writes;
+    const int first_index = op == Op::kGather ? 1 : op == Op::kSetRows ? 2 : kExprMaxSrcs;
+    for (size_t r = 0; r < all.reads.size(); ++r) {
+      const int src = static_cast<int>(op == Op::kSetRows ? r + 1 : r);
+      size_t writer = 0;
+      if (WrittenByOneExpr(all.reads[r], &writer)) {
+        const ResolvedNode& expr = *nodes_[writer];
+        if (src >= first_index) {
+          const int out = IndexFrom(expr, at, src);
+          if (out >= 0) {
+            inner.indices.push_back({number, src, writer, out});
+            continue;
+          }
+        } else if (op == Op::kSetRows) {
+          std::vector<GroupFeed> feeds = FeedsFrom(expr, at);
+          for (GroupFeed& feed : feeds) {
+            feed.expr = writer;
+            feed.rows = number;
+          }
+          inner.feeds = std::move(feeds);
+          if (!inner.feeds.empty()) continue;
+        }
+      }
+      touched.reads.push_back(all.reads[r]);
+    }
+    for (const Touched& other : touched_) {
+      if (InConflict(touched, other)) return false;
+    }
+    nodes_.push_back(&at);
+    touched_.push_back(std::move(touched));
+    in_place_.push_back(in_place);
+    group->count = nodes_.size();
+    group->feeds.insert(group->feeds.end(), inner.feeds.begin(), inner.feeds.end());
+    group->indices.insert(group->indices.end(), inner.indices.begin(), inner.indices.end());
+    return true;
+  }
+
+ private:
+  // Is the only writer to these bytes an EXPR that writes nothing that it reads?
+  bool WrittenByOneExpr(const MemoryRange& range, size_t* writer) const {
+    size_t writers = 0;
+    for (size_t k = 0; k < nodes_.size(); ++k) {
+      if (!OverlapAny(range, touched_[k].writes)) continue;
+      ++writers;
+      *writer = k;
+    }
+    return writers == 1 && nodes_[*writer]->node->op == Op::kExpr && !in_place_[*writer];
+  }
+
+  std::vector<const ResolvedNode*> nodes_;
+  std::vector<Touched> touched_;
+  std::vector<bool> in_place_;
+};
+
 }  // namespace
 
 NodeGroup FindGroup(const std::vector<ResolvedNode>& nodes, size_t first) {
-  const size_t end = std::min(nodes.size(), first + kMaxNodes);
   NodeGroup group;
-  std::vector<Touched> all;
-  for (size_t n = first; n < end; ++n) {
-    const ResolvedNode& at = nodes[n];
-    if (at.node->region != nodes[first].node->region ||
-        at.node->branch != nodes[first].node->branch || !IsSmall(*at.node)) {
-      break;
-    }
-    Touched touched = TouchedBy(at);
-    if (at.node->op != Op::kExpr && ReadsItsOutputs(touched)) break;
-
-    std::vector<GroupFeed> feeds;
-    if (at.node->op == Op::kSetRows) {
-      size_t writers = 0, writer = 0;  // of the rows
-      for (size_t k = 0; k < all.size(); ++k) {
-        if (!OverlapAny(touched.reads[0], all[k].writes)) continue;
-        ++writers;
-        writer = k;
-      }
-      const ResolvedNode& source = nodes[first + writer];
-      if (writers == 1 && source.node->op == Op::kExpr && !ReadsItsOutputs(all[writer])) {
-        feeds = FeedsFrom(source, at);
-        for (GroupFeed& feed : feeds) {
-          feed.expr = writer;
-          feed.rows = n - first;
-        }
-      }
-    }
-    Touched outer = touched;  // what is read from memory
-    if (!feeds.empty()) outer.reads.erase(outer.reads.begin());
-    if (std::any_of(all.begin(), all.end(),
-                    [&](const Touched& other) { return InConflict(outer, other); })) {
-      break;
-    }
-    group.feeds.insert(group.feeds.end(), feeds.begin(), feeds.end());
-    all.push_back(std::move(outer));
+  Members members;
+  for (size_t n = first; n < std::min(nodes.size(), first + kMaxNodes); ++n) {
+    const Node& node = *nodes[n].node;
+    const bool stands_by =
+        node.region == nodes[first].node->region && node.branch == nodes[first].node->branch;
+    if (!stands_by || !IsSmall(node) || !members.Add(nodes[n], &group)) break;
   }
-  group.count = std::max<size_t>(all.size(), 1);
   return group;
 }
 

@@ -110,11 +110,18 @@ std::string KeyOf(const std::vector<ResolvedNode>& nodes, size_t first, const No
       PutMove(nodes[n], &key);
     }
   }
+  Put(group.feeds.size(), &key);
   for (const GroupFeed& feed : group.feeds) {
     Put(feed.expr, &key);
     Put(feed.out, &key);
     Put(feed.rows, &key);
     Put(feed.offset, &key);
+  }
+  for (const GroupIndex& index : group.indices) {
+    Put(index.user, &key);
+    Put(index.src, &key);
+    Put(index.expr, &key);
+    Put(index.out, &key);
   }
   return key;
 }
@@ -139,13 +146,20 @@ bool SourceOf(const std::vector<ResolvedNode>& nodes, size_t first, const NodeGr
       if (!PieceOf(at, &pieces[k])) return false;
     } else {
       part.sets = at.node->op == Op::kSetRows;
-      part.index_srcs = IndexSources(*at.node);
+      for (const int src : IndexSources(*at.node)) part.indices.push_back({src});
       if (!PrepareMove(at, &part.move).ok()) return false;
     }
   }
   for (const GroupFeed& feed : group.feeds) {
     parts[feed.expr].expr.fed.push_back({feed.out, feed.offset, PlaceName(feed.rows)});
     parts[feed.rows].fed = true;
+  }
+  for (const GroupIndex& index : group.indices) {
+    for (PartIndex& component : parts[index.user].indices) {
+      if (component.src != index.src) continue;
+      component.expr = static_cast<int>(index.expr);
+      component.out = index.out;
+    }
   }
   return GenerateGroup(parts, source);
 }

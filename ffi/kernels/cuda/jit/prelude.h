@@ -255,8 +255,7 @@ template <class T, class F> DEV T to_int(F v) {
 
 // ---- indices ----
 // Where a slice starts: what its index says, made to fit into [0, limit].
-template <class T> DEV i64 start_at(const char* from, i64 limit, bool& inside) {
-  const T v = *(const T*)from;
+template <class T> DEV i64 start_at(T v, i64 limit, bool& inside) {
   const i64 largest = i64(~0ull >> 1);
   const i64 at = !is_signed<T>() && sizeof(T) == 8 && i64(v) < 0 ? largest : i64(v);
   if (at < 0 || at > limit) inside = false;

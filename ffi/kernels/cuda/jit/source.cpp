@@ -74,6 +74,22 @@ class Generator {
     return right;
   }
 
+  bool GenerateValue(const std::string& operands, int out, std::string* text) {
+    if (!IsPossible()) return false;
+    Section section = sections_[1];
+    if (section.ordered) return false;
+    const Tile tile = Locate(operands, 1);
+    LoadSection(section, tile, true);
+    if (!Compute(section, tile, p_.rank - 1)) return false;
+    for (int i = section.end; i > section.begin; --i) {
+      if (OpOf(i - 1) != ExprOp::kStore || p_.instrs[i - 1].aux != out) continue;
+      Line("return w%d[0];", i - 1);
+      *text = body_;
+      return true;
+    }
+    return false;
+  }
+
  private:
   bool IsPossible() const {
     if (request_.num_srcs + request_.num_outs == 0 || p_.count == 0) return false;
@@ -381,7 +397,8 @@ class Generator {
     return OpOf(i) >= ExprOp::kReduceSum && OpOf(i) <= ExprOp::kReduceArgmin;
   }
 
-  bool Elements(const Section& section, const Tile& tile, int dims) {
+  // All instructions of a section; what it stores is kept in w<i>, unless order matters.
+  bool Compute(const Section& section, const Tile& tile, int dims) {
     for (int i = section.begin; !section.ordered && i < section.end; ++i) {
       if (OpOf(i) != ExprOp::kStore) continue;
       Line("%s w%d[%u];", MemoryType(p_.instrs[i].dtype), i, tile.elements);
@@ -395,6 +412,11 @@ class Generator {
       }
     }
     Line("}");
+    return true;
+  }
+
+  bool Elements(const Section& section, const Tile& tile, int dims) {
+    if (!Compute(section, tile, dims)) return false;
     for (int i = section.begin; !section.ordered && i < section.end; ++i) {
       if (OpOf(i) == ExprOp::kStore) StoreElements(tile, "w" + Str(i), p_.instrs[i]);
     }
@@ -431,6 +453,24 @@ class Generator {
   }
 
   // ---- EXPR ----
+  // Finds the elements of number `i` and the addresses of their row.
+  Tile Locate(const std::string& operands, uint32_t vector) {
+    const int last = p_.rank - 1;
+    // The innermost dimension in groups, the others as they are.
+    const uint32_t across = p_.divide[last].divisor / vector;
+    Line("const u32 first = (i %% %uu) * %uu, outer = i / %uu;", across, vector, across);
+    Indices(last, "outer");
+    for (int s = 0; s < request_.num_srcs; ++s) {
+      Line("const char* const q_s%d = %ss%d + %s;", s, operands.c_str(), s,
+           Linear(0, p_.src_strides[s], last, nullptr).c_str());
+    }
+    for (int o = 0; o < request_.num_outs; ++o) {
+      Line("char* const q_o%d = %so%d + %s;", o, operands.c_str(), o,
+           Linear(0, p_.out_strides[o], last, nullptr).c_str());
+    }
+    return {vector, vector, "q_", "(first + e)", "first", "", ""};
+  }
+
   bool Expr(const std::string& operands, const std::string& block) {
     const Section& section = sections_[1];
     const int last = p_.rank - 1;
@@ -444,19 +484,7 @@ class Generator {
 
     Line("const u32 i = %s * %uu + threadIdx.x;", block.c_str(), kExprThreads);
     if (groups % kExprThreads != 0) Line("if (i >= %uu) return;", groups);
-    // The innermost dimension in groups, the others as they are.
-    const uint32_t across = static_cast<uint32_t>(length / vector);
-    Line("const u32 first = (i %% %uu) * %uu, outer = i / %uu;", across, vector, across);
-    Indices(last, "outer");
-    for (int s = 0; s < request_.num_srcs; ++s) {
-      Line("const char* const q_s%d = %ss%d + %s;", s, operands.c_str(), s,
-           Linear(0, p_.src_strides[s], last, nullptr).c_str());
-    }
-    for (int o = 0; o < request_.num_outs; ++o) {
-      Line("char* const q_o%d = %so%d + %s;", o, operands.c_str(), o,
-           Linear(0, p_.out_strides[o], last, nullptr).c_str());
-    }
-    const Tile tile = {vector, vector, "q_", "(first + e)", "first", "", ""};
+    const Tile tile = Locate(operands, vector);
     for (const FedRows& fed : request_.fed) FindPlaces(fed, tile, last);
     LoadSection(section, tile, true);
     return Elements(section, tile, last) &&
@@ -694,6 +722,12 @@ class Generator {
 
 bool GenerateSource(const KernelRequest& request, KernelSource* source) {
   return Generator(request, source).Generate();
+}
+
+bool GenerateExprValue(const KernelRequest& request, const std::string& operands, int out,
+                       std::string* text) {
+  KernelSource unused;
+  return Generator(request, &unused).GenerateValue(operands, out, text);
 }
 
 bool GenerateExprBody(const KernelRequest& request, const std::string& operands,

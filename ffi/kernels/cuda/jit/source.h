@@ -49,5 +49,9 @@ bool GenerateSource(const KernelRequest& request, KernelSource* source);
 constexpr uint32_t kExprThreads = 128;
 bool GenerateExprBody(const KernelRequest& request, const std::string& operands,
                       const std::string& block, KernelSource* source);
+// The body of a function that returns element `i` of an output, in the row-major order of the
+// EXPR's elements, as it is in memory; and stores nothing. Only where nothing overlaps.
+bool GenerateExprValue(const KernelRequest& request, const std::string& operands, int out,
+                       std::string* text);
 
 }  // namespace jaxgraph
