@@ -84,11 +84,12 @@ Status PrepareIndexed(const ResolvedNode& resolved, const TensorRef& whole, cons
     p->index[c] = resolved.srcs[src];
     p->index_stride[c] = Bytes(index, 0);
     p->index_dtype[c] = index.dtype;
-    p->component_stride[c] = Bytes(whole, dim);
     p->component_dim[c] = dim;
     p->extent[c] = shape[dim];
     p->limit[c] = whole.shape[dim] - shape[dim];
-    p->single = p->single && shape[dim] == 1;
+    // A slice as long as the dimension starts at 0, whatever the index.
+    p->component_stride[c] = p->limit[c] > 0 ? Bytes(whole, dim) : 0;
+    p->single = p->single && (shape[dim] == 1 || p->limit[c] == 0);
   }
   const bool keep_dims = keep_overlaps && !p->single && slices.shape[0] > 1;
   return Finish(whole.rank, shape, slices.shape[0], item, keep_dims, p);

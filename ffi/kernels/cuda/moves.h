@@ -35,7 +35,9 @@ struct MoveParams {
   uint8_t rank;                           // of a slice; >= 1
   uint8_t num_components;
   IndexMode mode;
-  bool single;  // extents are all 1: slices are the same place or apart, never half over each other
+  // Extents are 1, or all of their dimension: slices are the same place or apart, never half over
+  // each other.
+  bool single;
   uint32_t word;
 };
 

@@ -166,8 +166,12 @@ TEST_F(NodeGroupRun, TheLastSliceWins) {
       s.mode = mode;
       s.position_a_row = true;
       GroupCase c = MakeCacheUpdate(rng, s);
-      for (const int src : {2, 3}) {
-        FillTensor(rng, &c, c.nodes[2].srcs[src], -1, src == 2 ? 7 : 2);
+      for (const int src : {2, 3, 4}) {  // the row, the position, and now and then not 0
+        const TensorRef& index = c.nodes[2].srcs[src];
+        FillTensor(rng, &c, index, src < 4 || Chance(rng, 0.5) ? -1 : 0,
+                   src == 2   ? 7
+                   : src == 3 ? 2
+                              : 0);
       }
       size_t groups = 0;
       ASSERT_NO_FATAL_FAILURE(Check(c, &groups));
@@ -190,7 +194,7 @@ TEST_F(NodeGroupRun, IndicesThatAnExprComputes) {
       GroupCase c = MakeCacheUpdate(rng, s);
       const Node set_v = c.nodes.back();
       c.nodes.pop_back();
-      const size_t src = c.nodes.back().srcs.size() - 1;
+      const size_t src = position_a_row ? 3 : 2;
       ComputeIndex(rng, &c, src);
       c.nodes.push_back(set_v);
       c.nodes.back().srcs[src] = c.nodes[3].srcs[src];

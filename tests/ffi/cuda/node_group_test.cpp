@@ -122,7 +122,9 @@ TEST(NodeGroup, LargeAndEmptyNodesStandAlone) {
   // ... and slices that could lie half over each other.
   s.batch = 3;
   GroupCase c = CacheUpdate(s);
-  for (size_t n : {2, 3}) c.nodes[n].params[offsetof(IndexParams, dim)] = 3;
+  for (size_t n : {2, 3}) {
+    for (auto* t : {&c.nodes[n].srcs[0], &c.nodes[n].outs[0]}) t->shape[3] = 2 * s.width;
+  }
   EXPECT_EQ(Groups(c), (Counts{2, 1, 1}));
 }
 

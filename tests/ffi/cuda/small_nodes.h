@@ -110,6 +110,12 @@ inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
   const TensorRef position = AddDense(&c, DType::kS32, {slices});
   for (int64_t b = 0; b < slices; ++b) Write(c.buffers, position, &b, {0, s.position + 3 * b});
   indices.emplace_back(2, position);
+  if (s.position_a_row) {  // heads and width: whole dimensions, as JAX writes it
+    const TensorRef zero = AddDense(&c, DType::kS32, {s.batch});
+    for (int64_t b = 0; b < s.batch; ++b) Write(c.buffers, zero, &b, {0, 0});
+    indices.emplace_back(1, zero);
+    indices.emplace_back(3, zero);
+  }
   // The same memory as [slices, batch or 1, kv heads, 1, width].
   const auto as_rows = [&](TensorRef t) {
     t.rank = 5;

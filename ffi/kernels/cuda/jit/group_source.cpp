@@ -47,13 +47,15 @@ std::string StartFunction(const GroupPart& part, size_t number) {
   }
   if (m.mode == IndexMode::kFillOrDrop) text += "if (!inside) return false;\n";
   if (part.sets && m.num_slices > 1) {
+    // All of them are looked at, so that their indices are read at once.
+    text += "bool last = true;\n#pragma unroll 8\n";
     text += "for (u32 later = slice + 1; later < " + Str(m.num_slices) + "u; ++later) {\n";
     text += "bool in = true, same = true;\n";
     for (int c = 0; c < m.num_components; ++c) {
       text += "same = same & (" + start(c, "later", "in") + " == b" + Str(c) + ");\n";
     }
-    text += m.mode == IndexMode::kFillOrDrop ? "if (same && in) return false;\n}\n"
-                                             : "if (same) return false;\n}\n";
+    if (m.mode == IndexMode::kFillOrDrop) text += "same = same & in;\n";
+    return text + "last = last & !same;\n}\nreturn last;\n}\n";
   }
   return text + "return true;\n}\n";
 }

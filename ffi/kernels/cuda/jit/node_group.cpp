@@ -33,8 +33,11 @@ bool IsSmallSetRows(const Node& node) {
   }
   IndexParams params;
   std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
-  return rows.shape[0] == 1 || std::all_of(params.dim, params.dim + params.num_components,
-                                           [&](uint8_t dim) { return rows.shape[dim + 1] == 1; });
+  return rows.shape[0] == 1 ||
+         std::all_of(params.dim, params.dim + params.num_components, [&](uint8_t dim) {
+           const int64_t extent = rows.shape[dim + 1];
+           return extent == 1 || extent == node.outs[0].shape[dim];
+         });
 }
 
 bool IsSmall(const Node& node) {
