@@ -4,6 +4,7 @@ from jaxgraph.observe.counters import Stats, Tally, reset_stats, stats
 from jaxgraph.observe.dump import dump
 from jaxgraph.observe.events import Event, Execution, NodeChange, events
 from jaxgraph.observe.observed import Observed
+from jaxgraph.observe.report import report
 from jaxgraph.observe.trace import trace
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Tally",
     "dump",
     "events",
+    "report",
     "reset_stats",
     "stats",
     "trace",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxgraph.observe.counters import Stats, new_tally
 from jaxgraph.observe.events import Event, Execution, events, executions
+from jaxgraph.observe.history import history
 from jaxgraph.runtime import native
 
 if TYPE_CHECKING:
     from jaxgraph.plan.step import StepPlan
     from jaxgraph.runtime.primitive import Planned
+    from jaxgraph.wrap import GraphedFunction
 
 
 class Observed:
@@ -44,6 +46,19 @@ class Observed:
     def executions(self) -> list[Execution]:
         """The last executions of its native splits: up to 4096 for each stream."""
         return executions(self.function_id)
+
+    def history(self) -> str:
+        """Why the last execution was not a replay, in one sentence; or that it was one."""
+        return history(self.stats(), self.events(), self.executions())
+
+    def plot(self) -> Any:
+        """Draws latency by what happened, and the splits and chunks: a `matplotlib` figure.
+
+        See `jaxgraph.observe.plot.plot`; `step.plot().savefig("step.png")` writes it to a file.
+        """
+        from jaxgraph.observe.plot import plot
+
+        return plot(cast("GraphedFunction", self))
 
     def last_plan(self) -> StepPlan | None:
         """The plan of the last call that was traced; None: there was none, or it stays in XLA."""

@@ -1,0 +1,55 @@
+"""history: why the last step was not a replay, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxgraph.observe.counters import Stats
+from jaxgraph.observe.events import Event, Execution
+
+# By the counter that says why an execution ran eagerly: what can be done about it.
+_ADVICE = {
+    "eager_warmup": (
+        "its variant was not warm yet: after Options.warmup_calls identical calls it is captured"
+    ),
+    "eager_not_capturable": "a node needs the host, see never_captured of step.explain()",
+    "eager_failures": "captures or launches failed too often; step.clear() tries again",
+    "eager_memory": "its executables alone exceed Options.memory_budget",
+    "eager_outside": "somebody else was capturing the stream, so kernels went into their graph",
+    "eager_recovered": "a device call failed, and the rest of the step ran kernel by kernel",
+}
+
+
+def history(stats: Stats, events: Sequence[Event], executions: Sequence[Execution]) -> str:
+    """One sentence on the last execution: a replay, or why it was none."""
+    if not executions:
+        if stats.executions:
+            return f"{_how_often(stats)}; the executions themselves are not remembered any more."
+        return (
+            "No native split has run yet: call the step, or see step.explain() for why it cannot."
+        )
+    last = executions[-1]
+    if last.outcome == "replay":
+        return f"The last execution was a replay; {_how_often(stats)}."
+    cause = _last_cause(events, last.split)
+    if last.outcome == "update":
+        return (
+            f"The last execution updated its graphs before the replay, for what it had recorded "
+            f"was of another call: {cause}; {_how_often(stats)}."
+        )
+    if last.outcome == "capture":
+        return f"The last execution captured its graphs: {cause}; {_how_often(stats)}."
+    reasons = {name: stats[name] for name in _ADVICE if stats[name]}
+    advice = _ADVICE[max(reasons, key=lambda name: reasons[name])] if reasons else "see the events"
+    return f"The last execution ran eagerly: {cause} ({advice}); {_how_often(stats)}."
+
+
+def _how_often(stats: Stats) -> str:
+    return f"{stats.replays:,} of {stats.executions:,} executions were replays"
+
+
+def _last_cause(events: Sequence[Event], split: int) -> str:
+    for event in reversed(events):
+        if event.split == split and event.what in ("eager", "capture", "update", "failure"):
+            return event.why
+    return "the event is not remembered any more"
