@@ -107,6 +107,20 @@ def test_a_donated_argument_that_was_used_up():
     assert "argument cache[0]['k']" in str(error) and "donate_argnums" in str(error)
 
 
+def test_a_failing_call_that_used_up_its_arguments_says_why_it_failed():
+    def step(cache, x):
+        def fails(x):
+            raise ValueError("out of luck")
+
+        return cache + x, jax.pure_callback(fails, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    wrapped = jaxgraph.wrap(step, donate_argnums=0)
+    cache = jnp.zeros(3)
+    error = raised(lambda: jax.block_until_ready(wrapped(cache, jnp.ones(3))))
+    assert cache.is_deleted()
+    assert "out of luck" in str(error)
+
+
 def test_an_argument_that_somebody_else_used_up():
     gone = jnp.ones(3)
     gone.delete()

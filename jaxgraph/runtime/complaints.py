@@ -43,7 +43,8 @@ def clearer(
                     f"which a {type(value).__name__} is not ({reason}): give a tuple, a frozen "
                     "dataclass or the like, or take it out of static_argnums"
                 )
-    if isinstance(error, RuntimeError):
+    # A call that fails for another reason has consumed what was donated to it all the same.
+    if isinstance(error, RuntimeError) and "has been deleted" in str(error):
         for key, value in arguments:
             if key in static:
                 continue
