@@ -1,6 +1,7 @@
 # make demo: a real model speaks, with plain XLA and with jaxgraph.
 # make test: every test that this machine can run.
 # make bench: the tables of docs/performance.md, on a machine with a GPU.
+# make docs: the documentation, into build/site. make types: pyright over the public modules.
 # make lint: formatting and lint checks. make format: mends what can be mended.
 # PYTHON names the interpreter to make the virtual environment with, VENV the environment's folder.
 
@@ -8,7 +9,7 @@ VENV ?= .venv
 SOURCES := pyproject.toml CMakeLists.txt $(shell find jaxgraph ffi cmake -type f -not -name '*.pyc' -not -name '*.so')
 CXX_SOURCES := $(shell find ffi tests -name '*.h' -o -name '*.cpp' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: install demo test bench lint format clean
+.PHONY: install demo test bench lint format types docs clean
 
 install: $(VENV)/.installed
 
@@ -41,6 +42,19 @@ $(VENV)/.installed: $(SOURCES) scripts/make_venv.sh
 $(VENV)/.lint: pyproject.toml
 	[ -x $(VENV)/bin/python ] || $${PYTHON:-python3} -m venv $(VENV)
 	$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])" | xargs $(VENV)/bin/python -m pip install -q
+	touch $@
+
+types: install
+	$(VENV)/bin/python -m pip install -q pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# Needs nothing of the package but its source.
+docs: $(VENV)/.docs
+	$(VENV)/bin/mkdocs build --quiet
+
+$(VENV)/.docs: pyproject.toml
+	[ -x $(VENV)/bin/python ] || $${PYTHON:-python3} -m venv $(VENV)
+	$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])" | xargs $(VENV)/bin/python -m pip install -q
 	touch $@
 
 clean:
