@@ -83,17 +83,18 @@ def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
         if (reason := reasons[id(e)]) is not None
     ]
     backend = {id(e): NATIVE if reasons[id(e)] is None else XLA for e in eqns}
-    eqns = _repeat_views(step, eqns, backend)
-    runs = _schedule(eqns, backend)
     short: list[list[FlatEqn]] = []
-    if len(runs) > 1:
-        native = [r.eqns for r in runs if r.backend == NATIVE]
-        short = [run for run in native if not profitability.pays(run, limits)]
-        for e in itertools.chain(*short):
+    while True:
+        eqns = _repeat_views(step, eqns, backend)
+        runs = _schedule(eqns, backend)
+        native = [r.eqns for r in runs if r.backend == NATIVE] if len(runs) > 1 else []
+        found = [run for run in native if not profitability.pays(run, limits)]
+        if not found:
+            break
+        short += found  # what XLA reads is another set now, and so are the views that it repeats
+        for e in itertools.chain(*found):
             backend[id(e)] = XLA
             left.append(LeftInXla(e.primitive.name, "stands in a run too short to pay", e.source))
-        if short:
-            runs = _schedule(eqns, backend)
     runs = [part for run in runs for part in _apart_from_callbacks(run)]
     _find_interfaces(step, runs)
     return Cuts(runs, _counted(left), profitability.judge_runs(short, limits))

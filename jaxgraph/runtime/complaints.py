@@ -44,17 +44,19 @@ def clearer(
                     "dataclass or the like, or take it out of static_argnums"
                 )
     # A call that fails for another reason has consumed what was donated to it all the same.
-    if isinstance(error, RuntimeError) and "has been deleted" in str(error):
-        for key, value in arguments:
-            if key in static:
-                continue
-            for label, leaf in labelled_leaves(parameters.name(key), value):
-                if _is_deleted(leaf):
-                    return RuntimeError(_deleted_argument(name, label, leaf, key, parameters, args))
-        named = _closed_over_leaves(fun)
-        for label, array in [*named, *(("", array) for array in closed_over)]:
-            if _is_deleted(array):
-                return RuntimeError(_deleted_closure(name, label, array))
+    if "has been deleted" not in str(error):
+        return None
+    kind = RuntimeError if isinstance(error, RuntimeError) else ValueError  # JAX raises either
+    for key, value in arguments:
+        if key in static:
+            continue
+        for label, leaf in labelled_leaves(parameters.name(key), value):
+            if _is_deleted(leaf):
+                return kind(_deleted_argument(name, label, leaf, key, parameters, args))
+    named = _closed_over_leaves(fun)
+    for label, array in [*named, *(("", array) for array in closed_over)]:
+        if _is_deleted(array):
+            return kind(_deleted_closure(name, label, array))
     return None
 
 

@@ -121,3 +121,15 @@ def test_xla_looks_at_arguments_itself():
     native = runs[0]
     assert native.backend == "native"
     assert all(v.aval.shape != (4, 4) for v in native.outputs)
+
+
+def test_xla_looks_at_arguments_itself_also_for_runs_that_joined_it():
+    """A short run takes the views of arguments that it reads along, so that none is a result."""
+
+    def fun(x, w):
+        return lax.lgamma(native_work(x @ w)) @ w.T
+
+    step, runs, _ = cuts(fun, jnp.ones((3, 4)), jnp.ones((4, 5)))
+    assert [r.backend for r in runs] == ["native", "xla"]
+    assert [v.aval.shape for v in runs[0].outputs] == [(3, 5)]
+    assert step.inputs[1] in runs[1].inputs
