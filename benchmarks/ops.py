@@ -33,7 +33,6 @@ def cases(batch):
     plain = {"activation": None, "out_in": False}
     none = {"bias": None, "residual": None}
     shown = {"scale": HEAD_DIM**-0.5, "window": None, "soft_cap": None}
-    unit = functools.partial
     position = jnp.int32(LENGTH // 2)
     yield "rms_norm", ops.rms_norm, rows._rms_norm, [x, w], None, {"eps": 1e-6}
     yield "layer_norm", ops.layer_norm, rows._layer_norm, [x, w, w], None, {"eps": 1e-5}
@@ -43,9 +42,11 @@ def cases(batch):
     yield "update_cache", ops.update_cache, attention._update_cache, [cache, new], position, {}
     attend = ops.attention_decode, attention._attention_decode
     yield "attention_decode", *attend, [q, cache, cache], position, shown
-    yield "linear, 2048 to 2048", ops.linear, unit(products._linear, **none), [x, (WIDTH, WIDTH)], None, plain  # fmt: skip
-    yield "linear, 8192 to 2048", ops.linear, unit(products._linear, **none), [(batch, HIDDEN), (HIDDEN, WIDTH)], None, plain  # fmt: skip
-    yield "glu, 2048 to 8192", ops.glu, products._glu, [x, up, up], None, plain | {"activation": "silu"}  # fmt: skip
+    product = ops.linear, functools.partial(products._linear, **none)
+    yield "linear, 2048 to 2048", *product, [x, (WIDTH, WIDTH)], None, plain
+    yield "linear, 8192 to 2048", *product, [(batch, HIDDEN), (HIDDEN, WIDTH)], None, plain
+    silu = plain | {"activation": "silu"}
+    yield "glu, 2048 to 8192", ops.glu, products._glu, [x, up, up], None, silu
     ids = jnp.arange(batch, dtype=jnp.int32)
     yield "embedding", ops.embedding, products._embedding, [(4096, WIDTH)], ids, {}
 
