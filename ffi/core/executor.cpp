@@ -161,7 +161,7 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
 Status Executor::Impl::RunOutside(Context& context, const Call& call, const char* why) {
   const Program& program = *call.program;
   FunctionStats* stats = statistics.Of(program.function_id);
-  JAXGRAPH_RETURN_IF_ERROR(context.Reserve(std::max(program.arena_bytes, reserved.load()), stats));
+  JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, program.arena_bytes, stats));
   std::vector<char*> addresses = context.addresses;
   addresses[0] = context.arena.data();
   JAXGRAPH_RETURN_IF_ERROR(LaunchStandalone(device, *emitter, program, addresses, call.stream));

@@ -113,8 +113,7 @@ Variant* Executor::Impl::FindSameProgram(Context& context, Entry& entry,
 
 // Gives the variant the call's addresses.
 Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Identity* identity) {
-  JAXGRAPH_RETURN_IF_ERROR(
-      context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load()), variant->stats));
+  JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, variant->placement.arena_bytes(), variant->stats));
   variant->placement.BeginCall();
   for (size_t b = 1; b < context.addresses.size(); ++b) {
     if (variant->addresses[b] != context.addresses[b]) NoteMoved(variant, b);
@@ -148,8 +147,7 @@ Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& ca
   FunctionStats* stats = statistics.Of(program.function_id);
   auto variant = std::make_unique<Variant>(call.program, stats);
   JAXGRAPH_RETURN_IF_ERROR(CheckAddresses(program, variant->placement, context.addresses));
-  JAXGRAPH_RETURN_IF_ERROR(
-      context.Reserve(std::max(variant->placement.arena_bytes(), reserved.load()), stats));
+  JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, variant->placement.arena_bytes(), stats));
   variant->number = next_variant++;
 
   // What is known of the program's bases holds for all its variants.

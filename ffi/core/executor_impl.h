@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -112,6 +113,7 @@ struct Executor::Impl {
   Status LaunchAll(const std::vector<Launch>& launches, Stream stream);
   Status LaunchBranches(Context& context, const std::vector<Launch>& launches, const Call& call);
 
+  Status ReserveArena(Context& context, uint64_t bytes, FunctionStats* stats);
   void Calibrate(const Recording& recording);
   uint64_t MemoryOf(uint64_t nodes) const {
     return static_cast<uint64_t>(static_cast<double>(nodes) * bytes_per_node.load());
@@ -167,7 +169,7 @@ struct Executor::Impl {
   std::atomic<uint64_t> reserved{0};
   std::atomic<uint64_t> next_call{1};
   std::atomic<uint64_t> next_variant{1};
-  std::atomic<double> next_sweep_s{0};
+  std::atomic<double> last_sweep_s{-std::numeric_limits<double>::infinity()};
   std::atomic<double> bytes_per_node{kDefaultBytesPerNode};
   std::once_flag calibrated;
 };

@@ -1,4 +1,5 @@
-// What is dropped so that executables stay within bounds: idle ones, too many, too large.
+// What a call may take of the device's memory: its arena, and which executables are dropped so that
+// they stay within bounds: idle ones, too many, too large.
 #include <algorithm>
 #include <mutex>
 
@@ -6,10 +7,22 @@
 
 namespace jaxgraph {
 
+// Gives the context's arena what a call needs, and what `Reserve` asked for ahead of time; where
+// that much cannot be had, the call still gets its own.
+Status Executor::Impl::ReserveArena(Context& context, uint64_t bytes, FunctionStats* stats) {
+  const uint64_t ahead = reserved.load();
+  if (ahead > bytes) {
+    const Status status = context.Reserve(ahead, stats);
+    if (status.code() != Code::kOutOfMemory) return status;
+  }
+  return context.Reserve(bytes, stats);
+}
+
 // Learns what a node of an executable costs, from copies of the first that was made.
 void Executor::Impl::Calibrate(const Recording& recording) {
   constexpr uint64_t kNodes = 4096;  // enough for the allocator's granularity not to matter
   constexpr double kLeast = 64;
+  constexpr double kMost = 16 * 1024;  // others on the device may have allocated meanwhile
   const RecordedChunk& chunk = recording.chunks.front();
   uint64_t before = 0;
   uint64_t after = 0;
@@ -24,7 +37,7 @@ void Executor::Impl::Calibrate(const Recording& recording) {
   for (ExecHandle exec : copies) device->DestroyExec(exec);
   if (!measured) return;
   const double nodes = static_cast<double>(copies.size() * chunk.launches().size());
-  bytes_per_node = std::max(kLeast, static_cast<double>(before - after) / nodes);
+  bytes_per_node = std::clamp(static_cast<double>(before - after) / nodes, kLeast, kMost);
 }
 
 void Executor::Impl::Drop(Context& context, const Variant* variant, Counter cause,
@@ -34,13 +47,13 @@ void Executor::Impl::Drop(Context& context, const Variant* variant, Counter caus
   context.ledger.DropIf([&](const Variant& v) { return &v == variant; });
 }
 
-// Drops the variants that nobody called for a while. Contexts in use by other threads are left for
-// another time; nothing waits here.
+// Drops the variants that nobody called for a while. Each program looks as often as its own options
+// say, whoever looked last. Contexts in use by other threads are left for another time; nothing
+// waits here.
 void Executor::Impl::Sweep(Context& context, const ExecOptions& options, double now) {
-  double due = next_sweep_s.load();
-  if (now < due || !next_sweep_s.compare_exchange_strong(due, now + options.sweep_ms * 1e-3)) {
-    return;
-  }
+  double last = last_sweep_s.load();
+  if (now < last + options.sweep_ms * 1e-3) return;
+  if (!last_sweep_s.compare_exchange_strong(last, now)) return;
   for (Context* other : contexts.All()) {
     std::unique_lock lock(other->mutex, std::defer_lock);
     if (other != &context && !lock.try_lock()) continue;

@@ -88,6 +88,25 @@ TEST(Limits, IdleTimeAndSweepAreOptions) {
   }
 }
 
+// How often one function looks for idle executables is not for another to say.
+TEST(Limits, EachProgramSweepsAsOftenAsItsOptionsSay) {
+  TimedMachine m;
+  StepBuffers b;
+  const auto idle = Seal(WithKey(2, 1));
+  Program never = WithKey(3, 2);
+  never.options.sweep_ms = 1'000'000'000;
+  const auto busy = Seal(WithKey(4, 3));
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), idle, i, 2);
+  m.now += 6;
+  b.Check(m.executor.get(), Seal(never), 1, 3);
+  for (int i = 0; i < 3; ++i) {
+    m.now += 6;
+    b.Check(m.executor.get(), Seal(never), 1, 3);
+    b.Check(m.executor.get(), busy, 1, 4);
+  }
+  EXPECT_EQ(m.Stats().evictions_idle, 1u);
+}
+
 TEST(Limits, NumberOfExecutables) {
   Machine m;
   StepBuffers b;
@@ -119,9 +138,12 @@ TEST(Limits, NumberOfExecutables) {
 // Says that every node of an executable takes 500 bytes.
 class Accountant final : public GraphDevice {
  public:
-  explicit Accountant(HostDevice* host) : host_(host) {}
+  // `neighbour`: bytes that another process takes between any two questions.
+  explicit Accountant(HostDevice* host, uint64_t neighbour = 0)
+      : host_(host), neighbour_(neighbour) {}
   Status FreeMemory(uint64_t* bytes) override {
     *bytes = (uint64_t{1} << 40) - used_;
+    used_ += neighbour_;
     return Status::Ok();
   }
   Status Instantiate(GraphHandle graph, ExecHandle* exec) override {
@@ -164,6 +186,7 @@ class Accountant final : public GraphDevice {
 
  private:
   HostDevice* host_;
+  const uint64_t neighbour_;
   uint64_t used_ = 0;
   uint64_t nodes_ = 0;
 };
@@ -197,6 +220,45 @@ TEST(Limits, MemoryBudgetByWhatANodeCosts) {
   }
   EXPECT_EQ(host.live_handles().execs, 0);
   EXPECT_EQ(host.misuses(), 0);
+}
+
+// What another process took while a node's cost was measured is not the node's.
+TEST(Limits, ANeighbourOnTheDeviceDoesNotEndReplays) {
+  HostDevice host;
+  Accountant device(&host, uint64_t{64} << 30);
+  TestEmitter emitter;
+  Executor executor(&device, &emitter);
+  StepBuffers b;
+  for (int which = 0; which < 2; ++which) {
+    Program program = WithKey(static_cast<float>(which), static_cast<uint8_t>(which));
+    program.options.memory_budget = uint64_t{64} << 20;
+    for (int i = 0; i < 4; ++i) b.Check(&executor, Seal(program), i, static_cast<float>(which));
+  }
+  EXPECT_EQ(executor.Stats(7).replays, 4u);
+  EXPECT_EQ(executor.Stats(7).evictions, 0u);
+}
+
+// One context a stream, as on a GPU.
+class StreamDevice final : public HostDevice {
+ public:
+  bool streams_are_transient() const override { return false; }
+};
+
+TEST(Limits, WhatWasReservedAheadNeedNotBeHadForACallThatNeedsLess) {
+  StreamDevice host;
+  FaultInjecting device(&host);
+  TestEmitter emitter;
+  {
+    Executor executor(&device, &emitter);
+    StepBuffers b;
+    const auto program = Seal(StepProgram());
+    ASSERT_TRUE(executor.Reserve(uint64_t{1} << 30).ok());  // no stream is known yet
+    device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
+    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i);
+    EXPECT_EQ(device.failures(), 1u);
+    EXPECT_EQ(executor.Stats(7).replays, 2u);
+  }
+  EXPECT_EQ(host.live_handles().arenas, 0);
 }
 
 // A variant that is pushed out and made again has not earned new attempts.
