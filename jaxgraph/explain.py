@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxgraph.observe.events import Event, events
+from jaxgraph.observe.history import history_of
 from jaxgraph.runtime import native
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class Explanation:
       copies: what calls copy that they need not.
       last_reset: the last time that a recording could not stand for the call, with the difference
         that made it so.
+      history: the last execution in one sentence: a replay, or why it was none.
     """
 
     function: str
@@ -219,6 +221,7 @@ class Explanation:
     decisions: tuple[Decision, ...] = ()
     copies: tuple[Copy, ...] = ()
     last_reset: Event | None = None
+    history: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -228,6 +231,8 @@ class Explanation:
         yield f"{self.function} on {self.platform}: {how}"
         for note in self.notes:
             yield f"  note: {note}"
+        if self.history:
+            yield f"  {self.history}"
         for split in self.splits:
             yield from (f"  {line}" for line in str(split).splitlines())
         for equation in self.left_in_xla:
@@ -282,6 +287,7 @@ def explain_plan(
         decisions=() if plan is None else tuple(plan.decisions),
         copies=() if plan is None else tuple(plan.copies),
         last_reset=_last_reset(function_id),
+        history=history_of(function_id),
     )
 
 

@@ -25,10 +25,16 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Terminal], 
     explanation = step.explain(*example)
     text = str(explanation)
     found = as_json(dataclasses.asdict(explanation)) | {"text": text.splitlines()}
-    for split in found["splits"]:
-        del split["program"]  # bytes for the native core, and many
+    _drop_programs(found["splits"])
 
     def show(out: Terminal) -> None:
         out.line(text)
 
     return found, show, _OK if explanation.native else _PLAIN
+
+
+def _drop_programs(splits: list[dict[str, Any]]) -> None:
+    """Programs are bytes for the native core, and many."""
+    for split in splits:
+        split.pop("program", None)
+        _drop_programs(split.get("bodies", []))

@@ -47,10 +47,9 @@ def dump(step: GraphedFunction, folder: str | os.PathLike[str]) -> list[pathlib.
         files[-1].write_text(text)
 
     write("plan.txt", f"{step.explain()}\n")
-    for number, split in enumerate(planned.splits):
-        if split.native is None:
-            continue
-        program = native.describe_program(split.native.program)
+    for split in planned.native_splits():
+        program = native.describe_program(split.program)
+        number = program["split"]
         write(f"split{number}.json", json.dumps(as_json(program), indent=1))
         write(f"split{number}.dot", "\n".join(dot(program)) + "\n")
     files += [target / name for name in native.write_graphs(step.function_id, str(target))]

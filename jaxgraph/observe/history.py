@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxgraph.observe.counters import Stats
-from jaxgraph.observe.events import Event, Execution
+from jaxgraph.observe.events import Event, Execution, events, executions
+from jaxgraph.runtime import native
 
 # By the counter that says why an execution ran eagerly: what can be done about it.
 _ADVICE = {
@@ -20,18 +21,24 @@ _ADVICE = {
 }
 
 
-def history(stats: Stats, events: Sequence[Event], executions: Sequence[Execution]) -> str:
+def history_of(function_id: int) -> str:
+    """One sentence on a function's last execution: a replay, or why it was none."""
+    stats = Stats(**native.stats(function_id))
+    return history(stats, events(function_id), executions(function_id))
+
+
+def history(stats: Stats, seen: Sequence[Event], ran: Sequence[Execution]) -> str:
     """One sentence on the last execution: a replay, or why it was none."""
-    if not executions:
+    if not ran:
         if stats.executions:
             return f"{_how_often(stats)}; the executions themselves are not remembered any more."
         return (
             "No native split has run yet: call the step, or see step.explain() for why it cannot."
         )
-    last = executions[-1]
+    last = ran[-1]
     if last.outcome == "replay":
         return f"The last execution was a replay; {_how_often(stats)}."
-    cause = _last_cause(events, last.split)
+    cause = _last_cause(seen, last.split)
     if last.outcome == "update":
         return (
             f"The last execution updated its graphs before the replay, for what it had recorded "
@@ -48,8 +55,8 @@ def _how_often(stats: Stats) -> str:
     return f"{stats.replays:,} of {stats.executions:,} executions were replays"
 
 
-def _last_cause(events: Sequence[Event], split: int) -> str:
-    for event in reversed(events):
+def _last_cause(seen: Sequence[Event], split: int) -> str:
+    for event in reversed(seen):
         if event.split == split and event.what in ("eager", "capture", "update", "failure"):
             return event.why
     return "the event is not remembered any more"

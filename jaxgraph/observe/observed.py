@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxgraph.observe.counters import Stats, new_tally
 from jaxgraph.observe.events import Event, Execution, events, executions
-from jaxgraph.observe.history import history
+from jaxgraph.observe.history import history_of
 from jaxgraph.runtime import native
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Observed:
 
     def history(self) -> str:
         """Why the last execution was not a replay, in one sentence; or that it was one."""
-        return history(self.stats(), self.events(), self.executions())
+        return history_of(self.function_id)
 
     def plot(self) -> Any:
         """Draws latency by what happened, and the splits and chunks: a `matplotlib` figure.

@@ -43,3 +43,11 @@ def test_an_update_names_the_node(step):
 def test_every_reason_has_advice():
     reasons = {name for name in dict(jaxgraph.Stats()) if name.startswith("eager_")}
     assert reasons - {"eager_ns"} == set(_ADVICE)
+
+
+def test_explain_tells_it(step):
+    x = jnp.ones(64)
+    for _ in range(3):
+        run(step, x, x)
+    assert step.explain().history == step.history()
+    assert step.history() in str(step.explain())

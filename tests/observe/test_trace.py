@@ -125,3 +125,8 @@ def test_chunks_are_timed_on_the_device(tmp_path):
     assert all(0 < e["dur"] < 1e6 for e in device)
     begin = min(e["ts"] for e in launches)
     assert all(begin - 1e3 < e["ts"] < begin + 1e6 for e in device)
+
+
+def test_splits_have_names_in_xla_programs(step):
+    lowered = step.lower(jnp.ones((4, 64)), jnp.ones((64, 64)))
+    assert "jaxgraph_split_0" in lowered.as_text(debug_info=True)
