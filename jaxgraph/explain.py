@@ -187,11 +187,14 @@ class SplitInfo:
             yield f"  never captured: {self.never_captured}"
         for variant in self.variants:
             yield f"  {variant}"
-        for base in _most_telling(self.bases):
+        shown = _most_telling(self.bases)
+        for base in shown:
             yield f"  {base}"
-        if len(self.bases) > _PRINTED_BASES:
-            rest = len(self.bases) - _PRINTED_BASES
-            yield f"  and {rest} more operands and results: SplitInfo.bases"
+        if len(shown) < len(self.bases):
+            rest = [base for base in self.bases if base not in shown]
+            nbytes = sum(base.nbytes for base in rest)
+            places = ", ".join(dict.fromkeys(base.place for base in rest))
+            yield f"  {places}: {len(rest):,} more, {nbytes:,} bytes (SplitInfo.bases)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -415,10 +418,10 @@ def _moving(tensor: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
 
 
 def _most_telling(bases: Sequence[BaseInfo]) -> list[BaseInfo]:
-    """Those that wander first, then the large ones; in the program's order."""
-    ranked = sorted(bases, key=lambda b: (b.place == "in place", -b.moves, -b.nbytes))
-    chosen = set(map(id, ranked[:_PRINTED_BASES]))
-    return [base for base in bases if id(base) in chosen]
+    """All, if they are few; else those that wander, which weights in place do not."""
+    if len(bases) <= _PRINTED_BASES:
+        return list(bases)
+    return [base for base in bases if base.place != "in place"][:_PRINTED_BASES]
 
 
 def _count(n: int, one: str, many: str | None = None) -> str:
