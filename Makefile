@@ -14,7 +14,7 @@ CXX_SOURCES := $(shell find ffi tests -name '*.h' -o -name '*.cpp' -o -name '*.i
 install: $(VENV)/.installed
 
 demo: install
-	$(VENV)/bin/python examples/generate.py
+	$(VENV)/bin/python examples/generate.py --plot build/demo.png
 
 test: install
 	$(VENV)/bin/pytest  # not python -m pytest: that would import the source folder, which is not built

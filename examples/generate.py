@@ -65,6 +65,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add("--context", type=positive, metavar="N", help="cache length (default: what is needed)")
     add("--pack", action="store_true", help="put jaxgraph's parameters into one buffer")
+    add("--plot", type=Path, metavar="PNG", help="draw jaxgraph's steps into this file")
     add("--raw", action="store_true", help="continue the prompt; don't apply the chat template")
     return parser.parse_args(argv)
 
@@ -90,6 +91,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def generate(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.plot and arguments.engine == "xla":
+        raise UsageError("--plot draws what jaxgraph does; --engine xla does without it")
     file = ModelFile(arguments.model or default_model())
     config = read_config(file)
     tokenizer = ChatTokenizer(file)
@@ -122,6 +125,8 @@ def generate(arguments: argparse.Namespace, console: Console) -> int:
                 stream(tokenizer, timed(tokens, run))
             finally:
                 run.counters = dict(step.stats()) if engine == "jaxgraph" else {}
+            if engine == "jaxgraph" and arguments.plot:
+                draw(step, arguments.plot, console)
     except KeyboardInterrupt:
         report(runs, console)
         return 130
@@ -175,6 +180,17 @@ def make_step(engine: str, config: Config) -> Callable:
             "jaxgraph is not installed; run 'pip install .' in the repository, or use --engine xla"
         ) from None
     return jaxgraph.wrap(step, donate_argnums=(1,))
+
+
+def draw(step: Any, path: Path, console: Console) -> None:
+    try:
+        figure = step.plot()
+    except (ImportError, ValueError) as error:  # no matplotlib; or nothing ran from graphs
+        console.print(f"note: no picture: {error}")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    console.print(f"Every step in a picture: {path}")
 
 
 def stream(tokenizer: ChatTokenizer, tokens: Any) -> None:

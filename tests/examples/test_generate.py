@@ -120,3 +120,14 @@ def test_interrupted(
     monkeypatch.setattr(generate, "stream", interrupt)
     assert run("--engine", "xla", "--model", model) == 130
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_plot(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "new" / "steps.png"
+    options = ("--model", model, "--prompt", "hello", "--max-tokens", 6, "--plot", picture)
+    assert run("--engine", "jaxgraph", *options) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in capsys.readouterr().out.replace("\n", "")
+    assert run("--engine", "xla", *options) == 2
+    assert "--plot draws what jaxgraph does" in capsys.readouterr().err

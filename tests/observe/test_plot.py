@@ -7,6 +7,8 @@ import pytest
 import jaxgraph
 from jaxgraph.observe.plot import COLOURS
 
+pytest.importorskip("matplotlib")
+
 
 @pytest.fixture
 def step():
