@@ -16,6 +16,7 @@ from jaxgraph.frontend.flatten import FlatEqn
 from jaxgraph.frontend.shaping import reshape, transpose
 from jaxgraph.graph import dtypes, views
 from jaxgraph.graph import layout as ly
+from jaxgraph.graph.expression import MAX_RANK
 from jaxgraph.graph.ir import Graph, Tensor
 
 # Integers have no matrix product of their own; sums of rows do for small ones.
@@ -95,12 +96,24 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     exact = dtypes.is_integer(dtype)
     wide = dtype if exact else jnp.promote_types(inputs[0].dtype, inputs[1].dtype)
     lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in inputs)
-    swapped = lhs.size > rhs.size
-    if swapped:
-        few, many = _Side(rhs, rb, rc), _Side(_as_it_lies(graph, lhs), lb, lc)
-    else:
-        few, many = _Side(lhs, lb, lc), _Side(_as_it_lies(graph, rhs), rb, rc)
-    order, apart = _where_it_lies(many)
+    return [_product(graph, _Side(lhs, lb, lc), _Side(rhs, rb, rc), dtype, label)]
+
+
+def _product(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Tensor:
+    """The product, its dimensions those of the batch, then the free ones of a and of b."""
+    simple = _without_matrices(graph, a, b, dtype, label)
+    if simple is not None:
+        return simple
+    swapped = a.x.size > b.x.size
+    few, many = (b, a) if swapped else (a, b)
+    many = dataclasses.replace(many, x=_as_it_lies(graph, many.x))
+    where = _where_it_lies(many)
+    if where is None:
+        rows = math.prod(few.sizes(few.free))
+        parts = _in_parts(graph, a, b, many, rows, dtype, label)
+        if parts is not None:
+            return parts
+    order, apart = where or (list(range(len(many.contracted))), ())
     rest = tuple(d for d in many.free if d not in apart)
 
     batch = many.sizes(many.batch)
@@ -121,7 +134,7 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     m, n, k = math.prod(m_shape), math.prod(n_shape), math.prod(k_shape)
     left = reshape(graph, left, (b0, b1, m, k), label)
     right = reshape(graph, right, (b0, b1, k, n), label)
-    if exact:
+    if dtypes.is_integer(dtype):
         product = _sum_of_rows(graph, left, right, dtype, label)
     else:
         product = graph.add("matmul", (left, right), (b0, b1, m, n), dtype, label)
@@ -132,11 +145,77 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     of_many = [number[d] for d in many.free]
     of_few = list(range(len(outer), len(outer) + len(m_shape)))
     free = of_many + of_few if swapped else of_few + of_many
-    return [transpose(graph, product, (*range(len(batch)), *free), label)]
+    return transpose(graph, product, (*range(len(batch)), *free), label)
 
 
-def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]]:
+def _in_parts(
+    graph: Graph, a: _Side, b: _Side, many: _Side, rows: int, dtype, label: str
+) -> Tensor | None:
+    """A sum of products along one contracted dimension, where a product over all needs a copy.
+
+    A weight [n, h, d] contracted over n and d is no matrix, but n matrices. Their products are few
+    numbers where the rows are few.
+    """
+    if len(many.contracted) < 2 or dtypes.is_integer(dtype):
+        return None
+    for i in range(len(many.contracted)):
+        parts = [
+            _Side(
+                side.x,
+                (side.contracted[i], *side.batch),
+                tuple(d for j, d in enumerate(side.contracted) if j != i),
+            )
+            for side in (a, b, many)
+        ]
+        terms = math.prod(parts[2].sizes(parts[2].contracted))
+        if terms < 2 * rows or _where_it_lies(parts[2]) is None:
+            continue
+        inner = jnp.promote_types(a.x.dtype, np.float32)
+        product = _product(graph, parts[0], parts[1], inner, label)
+        last = transpose(graph, product, (*range(1, len(product.shape)), 0), label)
+        if last.shape[-1] == 1:
+            total = reshape(graph, last, last.shape[:-1], label)
+        else:
+            total = graph.add("reduce", (last,), last.shape[:-1], inner, label, op="sum")
+        return elementwise.convert(graph, total, dtype, label)
+    return None
+
+
+def _without_matrices(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Tensor | None:
+    """A product of which no operand is a matrix as elementwise work, which fuses with what is near.
+
+    Rows times rows (``einsum("bd,bd->b")``) are sums of rows, and without a sum
+    (``einsum("bd,b->bd")``) all is multiplication.
+    """
+    m, n = (math.prod(side.sizes(side.free)) for side in (a, b))
+    k = math.prod(a.sizes(a.contracted))
+    if k > 1 and (m > 1 or n > 1):
+        return None
+    # Sums are of f32 terms, or of f64 ones, as those of the kernels are.
+    inner = dtype if dtypes.is_integer(dtype) else jnp.promote_types(a.x.dtype, np.float32)
+    batch, a_free, b_free = a.sizes(a.batch), a.sizes(a.free), b.sizes(b.free)
+    terms = (*batch, *a_free, *b_free, k)
+    if len(terms) > 8 or sum(size != 1 for size in terms) > MAX_RANK:
+        return None
+    first = tuple(range(len(batch)))
+    factors = []
+    for side, before in ((a, 0), (b, len(a_free))):
+        own = tuple(len(batch) + before + i for i in range(len(side.free)))
+        x = elementwise.convert(graph, side.x, inner, label)
+        x = transpose(graph, x, (*side.batch, *side.free, *side.contracted), label)
+        x = reshape(graph, x, (*batch, *side.sizes(side.free), k), label)
+        dims = (*first, *own, len(terms) - 1)
+        factors.append(graph.add("broadcast", (x,), terms, inner, label, dims=dims))
+    product = graph.add("elementwise", factors, terms, inner, label, op="mul", aux=0)
+    if k > 1:
+        product = graph.add("reduce", (product,), terms[:-1], inner, label, op="sum")
+    return elementwise.convert(graph, reshape(graph, product, terms[:-1], label), dtype, label)
+
+
+def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]] | None:
     """(order of the contracted dimensions, free dimensions to treat as batch) that fit its strides.
+
+    None where there are none: then it takes a copy.
 
     A weight [heads, in, head_dim] is one matrix [in, heads * head_dim] only as a copy; as it lies,
     it is a matrix for each head. What lies next to each other stays within the matrix.
@@ -158,7 +237,7 @@ def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]]:
             shape = (*side.sizes(outer), k, math.prod(side.sizes(rest)))
             if ly.reshape(moved, shape) is not None:
                 return order, apart
-    return order, ()
+    return None
 
 
 def _sum_of_rows(graph: Graph, a: Tensor, b: Tensor, dtype, label: str) -> Tensor:

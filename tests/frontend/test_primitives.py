@@ -253,6 +253,45 @@ def test_a_weight_is_not_widened_in_memory():
     assert explanation.splits[0].ops == {"MATMUL": 1}
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("spelling", ["bnd,nhd->bh", "bdn,nhd->bh", "bnd,dhn->bh", "nhd,bnd->hb"])
+def test_a_sum_over_what_lies_apart_is_of_products(spelling, dtype):
+    """As one product it would need a copy of the weight."""
+    rng = np.random.default_rng(0)
+    sizes = {"b": 2, "n": 4, "h": 24, "d": 32}
+    a, b = spelling.partition("->")[0].split(",")
+    x, w = (jnp.asarray(rng.standard_normal([sizes[c] for c in t]), dtype) for t in (a, b))
+    fun = lambda x, w: jnp.einsum(spelling, x, w)  # noqa: E731
+    tolerance = 1e-4 if dtype == jnp.float32 else 0.1
+    explanation = check(fun, x, w, rtol=tolerance, atol=tolerance)
+    assert set(explanation.splits[0].ops) <= {"MATMUL", "ROW", "EXPR"}
+    assert explanation.splits[0].arena_bytes < 4 * sizes["h"] * sizes["n"] * sizes["d"]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, jnp.int8])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "bd,bd->b",
+        "bd,b->bd",
+        "d,d->",
+        "b,d->bd",
+        "bd,bd->bd",
+        "bnd,bd->bn",
+        "abc,cab->ac",
+        ",bd->bd",
+    ],
+)
+def test_products_without_matrices_are_expressions(spelling, dtype):
+    a, b = spelling.partition("->")[0].split(",")
+    sizes = {"a": 3, "b": 2, "c": 4, "d": 7, "n": 1}
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.integers(-9, 9, [sizes[c] for c in t]), dtype) for t in (a, b))
+    eps = 0 if dtype == jnp.int8 else 4 * float(ml_dtypes.finfo(dtype).eps)
+    explanation = check(lambda x, y: jnp.einsum(spelling, x, y), x, y, rtol=eps, atol=eps)
+    assert set(explanation.splits[0].ops) <= {"EXPR", "ROW", "COPY"}
+
+
 @pytest.mark.parametrize(
     ("spelling", "weight"),
     [
