@@ -218,28 +218,90 @@ def _unrepeated(
 
 def _softmax_operand(weights: Tensor) -> Tensor | None:
     """s, where ``weights`` is softmax(s) over the last axis."""
-    node = weights.node
-    if node.kind != "elementwise" or node.attrs["op"] != "div":
-        return None
-    top = _without_converts(node.inputs[0])
-    total = _row_value(node.inputs[1], weights)
-    if total is None or not _is_reduction(total, "sum"):
-        return None
-    if _without_converts(total.node.inputs[0]) is not top:
-        return None
-    if top.node.kind != "elementwise" or top.node.attrs["op"] != "exp":
+    if _is_op(weights, "div"):
+        top = _without_converts(weights.node.inputs[0])
+        total = _row_value(weights.node.inputs[1], weights)
+        if total is None or not _is_sum_of(total, top):
+            return None
+        return _operand_of_exponential(top)
+    return _operand_of_logarithms(weights)
+
+
+def _operand_of_exponential(top: Tensor) -> Tensor | None:
+    """s, where ``top`` is exp(s - max(s))."""
+    if not _is_op(top, "exp"):
         return None
     shifted = _without_converts(top.node.inputs[0])
-    if shifted.node.kind != "elementwise" or shifted.node.attrs["op"] != "sub":
+    if not _is_op(shifted, "sub"):
         return None
-    s = shifted.node.inputs[0]
-    peak = _row_value(shifted.node.inputs[1], shifted)
-    if peak is not None and peak.node.kind == "elementwise" and peak.node.attrs["op"] == "max":
-        # jax.nn.softmax takes max(-inf, maximum) to give empty rows a value.
-        peak = next((t for t in peak.node.inputs if t.node.kind == "reduce"), None)
-    if peak is None or not _is_reduction(peak, "max") or peak.node.inputs[0] is not s:
+    s, peak = shifted.node.inputs
+    return s if _is_peak(_row_value(peak, shifted), s) else None
+
+
+def _operand_of_logarithms(weights: Tensor) -> Tensor | None:
+    """s, where ``weights`` is exp(log_softmax(s)) or exp(s - logsumexp(s))."""
+    if not _is_op(weights, "exp"):
         return None
-    return s
+    exponent = _without_converts(weights.node.inputs[0])
+    if not _is_op(exponent, "sub"):
+        return None
+    a, row = exponent.node.inputs[0], _row_value(exponent.node.inputs[1], exponent)
+    top = _logarithm_of_sum(row, exponent)
+    if top is not None:  # (s - max) - log(sum(exp(s - max)))
+        is_shifted = _is_op(top, "exp") and _without_converts(top.node.inputs[0]) is a
+        return _operand_of_exponential(top) if is_shifted else None
+    if row is None or not _is_op(row, "add"):
+        return None
+    for log, peak in (row.node.inputs, row.node.inputs[::-1]):  # s - (log(sum(..)) + max)
+        top = _logarithm_of_sum(_rows_of(log, exponent), exponent)
+        if top is not None and _operand_of_exponential(top) is a:
+            return a if _is_peak(_rows_of(peak, exponent), a) else None
+    return None
+
+
+def _logarithm_of_sum(row: Tensor | None, along: Tensor) -> Tensor | None:
+    """x, where ``row`` is log(sum(x)), the sum perhaps by its absolute value."""
+    if row is None or not _is_op(row, "log"):
+        return None
+    total = _rows_of(row.node.inputs[0], along)
+    if total is not None and _is_op(total, "abs"):
+        total = _rows_of(total.node.inputs[0], along)
+    if total is None or not _is_reduction(total, "sum"):
+        return None
+    return _without_converts(total.node.inputs[0])
+
+
+def _is_peak(row: Tensor | None, s: Tensor) -> bool:
+    """Is ``row`` the maximum of ``s`` over the last axis, wherever that is finite?"""
+    if row is None:
+        return False
+    if _is_op(row, "max"):  # jax.nn.softmax takes max(-inf, maximum)
+        least = [_constant(t) == -np.inf for t in row.node.inputs]
+        return any(least) and _is_peak(_rows_of(row.node.inputs[least[0]], s), s)
+    if _is_op(row, "select"):  # logsumexp takes 0 where the maximum is not finite
+        condition, other, peak = (_rows_of(t, s) for t in row.node.inputs)
+        finite = condition is not None and _is_op(condition, "is_finite")
+        checked = _rows_of(condition.node.inputs[0], s) if finite else None
+        zero = _constant(row.node.inputs[1]) == 0
+        return zero and checked is not None and checked is peak and _is_peak(peak, s)
+    return _is_reduction(row, "max") and row.node.inputs[0] is s
+
+
+def _rows_of(x: Tensor, along: Tensor) -> Tensor | None:
+    """What ``x`` shows, one value for each row of ``along``, in order."""
+    x, path = _behind_views(x)
+    layout, _ = views.apply_path(path, ly.contiguous(x.shape))
+    if layout is None or layout.offset != 0:
+        return None
+    return x if layout.dims() == ly.contiguous(along.shape[:-1]).dims() else None
+
+
+def _is_op(x: Tensor, op: str) -> bool:
+    return x.node.kind == "elementwise" and x.node.attrs["op"] == op
+
+
+def _is_sum_of(total: Tensor, x: Tensor) -> bool:
+    return _is_reduction(total, "sum") and _without_converts(total.node.inputs[0]) is x
 
 
 def _row_value(x: Tensor, along: Tensor) -> Tensor | None:

@@ -60,6 +60,16 @@ def by_hand(q, k, v, at):
     return mix(e / e.sum(-1, keepdims=True), v)
 
 
+def by_logsumexp(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    return mix(jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)), v)
+
+
+def by_log_softmax(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    return mix(jnp.exp(jax.nn.log_softmax(s)), v)
+
+
 def soft_cap_and_window(q, k, v, at):
     s = 30.0 * jnp.tanh(scores(q, k) / 30.0)
     near = (jnp.arange(S) > at - 4) & visible(at)
@@ -160,6 +170,8 @@ SPELLINGS = [
     additive_mask,
     scaled_after_the_mask,
     by_hand,
+    by_logsumexp,
+    by_log_softmax,
     soft_cap_and_window,
     bias,
     no_mask,
@@ -303,7 +315,38 @@ def scores_over_the_sum_of_all(q, k, v, at):
     return mix(jax.nn.softmax(s / (1 + jnp.abs(s.sum())), -1), v)
 
 
+def peak_beyond_a_number(q, k, v, at):
+    s = scores(q, k)
+    e = jnp.exp(s - jnp.maximum(s.max(-1, keepdims=True), 3.0))
+    return mix(e / e.sum(-1, keepdims=True), v)
+
+
+def not_shifted(q, k, v, at):
+    e = jnp.exp(scores(q, k))  # overflows where a softmax does not
+    return mix(e / e.sum(-1, keepdims=True), v)
+
+
+def logsumexp_of_others(q, k, v, at):
+    s = scores(q, k)
+    return mix(jnp.exp(s - jax.nn.logsumexp(2 * s, -1, keepdims=True)), v)
+
+
+def logsumexp_of_all_heads(q, k, v, at):
+    s = scores(q, k)
+    return mix(jnp.exp(s - jax.nn.logsumexp(s, (-2, -1), keepdims=True)), v)
+
+
+def twice_the_logarithm(q, k, v, at):
+    p = jax.nn.log_softmax(scores(q, k))
+    return mix(jnp.exp(p + p), v)
+
+
 NEAR_MISSES = [
+    peak_beyond_a_number,
+    not_shifted,
+    logsumexp_of_others,
+    logsumexp_of_all_heads,
+    twice_the_logarithm,
     sum_of_other_scores,
     another_axis,
     maximum_of_other_scores,
