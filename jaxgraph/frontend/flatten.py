@@ -121,6 +121,10 @@ class _Flattener:
             return self.inline(jaxpr, consts, inputs, source)
         if name == "scan" and self.may_unroll(eqn):
             return self.unroll(eqn, inputs, source)
+        if name == "concatenate":
+            inputs = [v for v in inputs if v.aval.size] or inputs  # empty pieces add nothing
+            if len(inputs) == 1:
+                return inputs
         known = _fold(eqn, inputs)
         outputs = [Value(v.aval, k) for v, k in zip(eqn.outvars, known, strict=True)]
         self.emit(eqn.primitive, eqn.params, inputs, outputs, source, frozenset(eqn.effects))

@@ -113,6 +113,15 @@ def test_a_scan_with_effects_stays_a_loop():
     assert names(step) == ["scan"]
 
 
+def test_empty_pieces_of_a_concatenation_vanish():
+    step = flat(lambda x, y: jnp.concatenate([x[:0], x, y[2:]]), jnp.ones(3), jnp.ones(2))
+    assert step.outputs == [step.inputs[0]]
+    step = flat(lambda x, y: jnp.concatenate([x, y[2:], y]), jnp.ones(3), jnp.ones(2))
+    assert [v.aval.shape for v in step.eqns[-1].inputs] == [(3,), (2,)]
+    step = flat(lambda x: jnp.concatenate([x, x]), jnp.ones((0, 2)))
+    assert step.eqns[-1].primitive.name == "concatenate"
+
+
 def test_partial_functions_flatten_too():
     step = flat(functools.partial(lambda x, n: x * n, n=3.0), jnp.ones(2))
     assert names(step) == ["mul"]
