@@ -1,8 +1,10 @@
 // Times decode attention in CUDA graphs with dependent launches, two ways:
 //   chain   50 launches, one after the other, each over a cache of its own (together larger than
 //           the second-level cache): µs a launch, and the rate at which keys and values are read
-//   step    layers of [product, key and value written, attention], as in a model: µs that the
-//           attention adds to a layer, with everything else's code and data in between
+//   step    layers of [large product, small one, keys and values written, attention, small
+//   product],
+//           as in a model: µs that the attention adds to a layer
+//   floor   the same for a launch in the attention's place that does next to nothing
 //
 //   cmake --build build -t attention && build/attention [part of a case's name]
 #include <cuda_runtime_api.h>
@@ -13,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/device/cuda/cuda_device.h"
@@ -55,7 +58,7 @@ constexpr Case kCases[] = {{"135m", 1, 3, 3, 64, 1024, 512},
 constexpr DType kType = DType::kBF16;
 constexpr int64_t kItem = 2;
 constexpr int kLaunches = 50;
-constexpr int64_t kModelWidth = 2048, kProductWidth = 8192;  // a product of 32 MB
+constexpr int64_t kModelWidth = 2048, kLarge = 16384, kSmall = 2048;  // products of 64 and 8 MB
 
 TensorRef Tensor(DType t, const std::vector<int64_t>& shape, std::vector<int64_t> strides = {}) {
   TensorRef r;
@@ -105,7 +108,7 @@ class Bench {
         row_bytes_(c.batch * c.kv_heads * c.width * kItem),
         caches_(2 * copies_ * cache_bytes_),
         activations_(kActivationBytes),
-        weights_(kWeights * kModelWidth * kProductWidth * kItem) {
+        weights_(kWeights * kModelWidth * kLarge * kItem) {
     const int32_t position = static_cast<int32_t>(c.position);
     CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&position_), 2 * sizeof position));
     for (int i = 0; i < 2; ++i) {
@@ -128,22 +131,29 @@ class Bench {
     }
     return Emit(nodes);
   }
-  std::vector<Launch> Step(bool with_attention) const {
+  enum class Last { kNothing, kSetRows, kAttention };
+  std::vector<Launch> Step(Last last) const {
     std::vector<ResolvedNode> nodes;
     for (int i = 0; i < kLaunches; ++i) {
-      nodes.push_back(Product(i));
+      nodes.push_back(Product(large_, 0));
+      nodes.push_back(Product(small_, 1 + 2 * (i % kWeights)));
       nodes.push_back(SetRows(i, false));
       nodes.push_back(SetRows(i, true));
-      if (!with_attention) continue;
-      nodes.push_back(Attention(i));
-      nodes.back().constant_srcs = 1u << 3;
+      if (last == Last::kSetRows) nodes.push_back(SetRows(i, true));
+      if (last == Last::kAttention) {
+        nodes.push_back(Attention(i));
+        nodes.back().constant_srcs = 1u << 3;
+      }
+      nodes.push_back(Product(small_, 2 + 2 * (i % kWeights)));
     }
     return Emit(nodes);
   }
 
  private:
-  static constexpr int64_t kActivationBytes = 1 << 22, kWeights = 4;
-  static constexpr int64_t kProductAt = 0, kOutputAt = 1 << 21;
+  static constexpr int64_t kActivationBytes = 1 << 23, kWeights = 3;
+  // What products make, what attention makes, what products take: nothing grows from layer to
+  // layer.
+  static constexpr int64_t kProductAt = 0, kOutputAt = 1 << 21, kInputAt = 1 << 22;
 
   void MakeNodes() {
     const auto [name, b, h, g, w, s, position] = case_;
@@ -168,10 +178,12 @@ class Bench {
     set_rows_.params.assign(reinterpret_cast<const char*>(&index), sizeof index);
     set_rows_.outs = {Tensor(kType, {b, h, s, w})};
     set_rows_.srcs = {set_rows_.outs[0], Tensor(kType, {1, b, h, 1, w}), Tensor(DType::kS32, {1})};
-    product_.op = Op::kMatmul;
-    product_.outs = {Tensor(kType, {1, 1, 1, kProductWidth})};
-    product_.srcs = {Tensor(kType, {1, 1, 1, kModelWidth}),
-                     Tensor(kType, {1, 1, kModelWidth, kProductWidth})};
+    for (auto [product, columns] : {std::pair{&large_, kLarge}, std::pair{&small_, kSmall}}) {
+      product->op = Op::kMatmul;
+      product->outs = {Tensor(kType, {1, 1, 1, columns})};
+      product->srcs = {Tensor(kType, {1, 1, 1, kModelWidth}),
+                       Tensor(kType, {1, 1, kModelWidth, columns})};
+    }
   }
 
   char* Cache(int i, bool values) const {
@@ -191,12 +203,12 @@ class Bench {
     n.srcs = {n.outs[0], activations_.at(kProductAt), position_ + sizeof(int32_t)};
     return n;
   }
-  ResolvedNode Product(int i) const {
+  // Its weights are the `i`-th small ones, or (0) the first large ones.
+  ResolvedNode Product(const Node& product, int64_t i) const {
     ResolvedNode n;
-    n.node = &product_;
+    n.node = &product;
     n.outs = {activations_.at(kProductAt)};
-    n.srcs = {activations_.at(kOutputAt),
-              weights_.at(i % kWeights * kModelWidth * kProductWidth * kItem)};
+    n.srcs = {activations_.at(kInputAt), weights_.at(i * kModelWidth * kSmall * kItem)};
     n.constant_srcs = 2;
     return n;
   }
@@ -216,7 +228,7 @@ class Bench {
   const int64_t cache_bytes_, copies_, row_bytes_;
   Memory caches_, activations_, weights_;
   char* position_ = nullptr;
-  Node attention_, set_rows_, product_;
+  Node attention_, set_rows_, large_, small_;
 };
 
 // Median time of a replay, in µs.
@@ -261,19 +273,20 @@ int Main(const char* only) {
   const auto device = MakeCudaDevice(0);
   int previous = 0;
   Check(device->EnterDevice(&previous));
-  std::printf("%-20s %-18s %6s %6s %8s %8s %8s %8s\n", "case", "kernel", "blocks", "warps",
-              "cluster", "chain", "TB/s", "step");
+  std::printf("%-20s %-18s %6s %6s %8s %8s %8s %8s %8s\n", "case", "kernel", "blocks", "warps",
+              "cluster", "chain", "TB/s", "step", "floor");
   for (const Case& c : kCases) {
     if (std::strstr(c.name, only) == nullptr) continue;
     const Bench bench(c);
     const std::vector<Launch> launches = bench.Chain();
     const double chain = TimeGraph(*device, launches) / kLaunches;
-    const double with = TimeGraph(*device, bench.Step(true));
-    const double without = TimeGraph(*device, bench.Step(false));
+    const double none = TimeGraph(*device, bench.Step(Bench::Last::kNothing));
+    const double least = TimeGraph(*device, bench.Step(Bench::Last::kSetRows)) - none;
+    const double step = TimeGraph(*device, bench.Step(Bench::Last::kAttention)) - none;
     const Launch& first = launches[0];
-    std::printf("%-20s %-18s %6u %6u %8u %8.2f %8.2f %8.2f\n", c.name, first.kernel->name,
+    std::printf("%-20s %-18s %6u %6u %8u %8.2f %8.2f %8.2f %8.2f\n", c.name, first.kernel->name,
                 first.grid[0], first.block[0] / 32, first.cluster, chain,
-                bench.bytes_read() / chain / 1e6, (with - without) / kLaunches);
+                bench.bytes_read() / chain / 1e6, step / kLaunches, least / kLaunches);
   }
   return 0;
 }

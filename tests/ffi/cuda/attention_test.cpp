@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,7 +173,7 @@ TEST_F(CudaAttentionTest, WideRows) {  // wider than the streaming kernel takes
   }
 }
 
-// A decode step's attention with what stands before it: a launch that takes its time, then the
+// A decode step's attention with what stands before it: launches that take their time, then the
 // new keys and values.
 struct Step {
   NodeCase attention;
@@ -202,13 +203,34 @@ Node WriteRows(NodeCase* c, Rng& rng, const TensorRef& cache, int along, int64_t
   return node;
 }
 
+// Few numbers, and long work on them that is exact: x = c / x, again and again.
+Node Slow(Rng& rng, NodeCase* c) {
+  ExprProgram p;
+  p.rank = 1;
+  p.shape[0] = 32;
+  p.num_stages = p.num_srcs = p.num_outs = 1;
+  const auto add = [&p](ExprOp op, uint8_t dst, uint8_t a, uint8_t b) {
+    p.instrs[p.num_instrs++] = {op, DType::kS64, dst, a, b, 0, 0};
+  };
+  p.imms[p.num_imms++] = 1000003;
+  add(ExprOp::kLoad, 0, 0, 0);
+  add(ExprOp::kConst, 1, 0, 0);
+  for (int i = 0; i < 50; ++i) add(ExprOp::kDiv, 0, 1, 0);
+  add(ExprOp::kStore, 0, 0, 0);
+  p.stages[0] = {0, 0, 0, p.num_instrs};
+  Node node;
+  node.op = Op::kExpr;
+  node.params = EncodeExpr(p);
+  node.srcs = {MakeTensor(rng, c, DType::kS64, {32}, Layout::kDense)};
+  FillRandom(rng, c, node.srcs[0], 1, 1000);  // no quotient is 0
+  node.outs = {MakeTensor(rng, c, DType::kS64, {32}, Layout::kDense)};
+  return node;
+}
+
 Step MakeStep(Rng& rng, const AttentionSpec& spec, int64_t rows, int32_t row) {
   Step step{MakeAttention(rng, spec), {}, {}};
   NodeCase& c = step.attention;
-  Node copy;
-  copy.op = Op::kCopy;
-  copy.srcs = {MakeTensor(rng, &c, DType::kF32, {1 << 19}, Layout::kDense)};
-  copy.outs = {MakeTensor(rng, &c, DType::kF32, {1 << 19}, Layout::kDense)};
+  const Node slow = Slow(rng, &c);
   const TensorRef& k = c.node.srcs[1];
   const TensorRef& v = c.node.srcs[2];
   TensorRef index;  // where the position lies, and behind it
@@ -221,9 +243,12 @@ Step MakeStep(Rng& rng, const AttentionSpec& spec, int64_t rows, int32_t row) {
   index.offset = static_cast<int64_t>(bytes.size());
   bytes.insert(bytes.end(), reinterpret_cast<const char*>(&row),
                reinterpret_cast<const char*>(&row) + sizeof row);
-  step.nodes = {copy, WriteRows(&c, rng, k, 3, rows, index), WriteRows(&c, rng, v, 2, rows, index),
-                c.node};
-  step.constants = {0, 0, 0, 1u << 3};
+  step.nodes.assign(6, slow);
+  step.nodes.push_back(WriteRows(&c, rng, k, 3, rows, index));
+  step.nodes.push_back(WriteRows(&c, rng, v, 2, rows, index));
+  step.nodes.push_back(c.node);
+  step.constants.resize(step.nodes.size());
+  step.constants.back() = 1u << 3;
   return step;
 }
 
@@ -242,7 +267,8 @@ TEST_F(CudaAttentionTest, RowsThatTheLaunchBeforeWrites) {
           after.buffers = AllOnHost(step.nodes, step.attention.buffers);
           ASSERT_TRUE(SameResult(after, got, after.buffers))
               << "position " << position << ", " << rows << " rows from " << row;
-          ASSERT_TRUE(got == RunAll(step.nodes, {0, 0, 0, 0}, step.attention.buffers, false))
+          ASSERT_TRUE(got == RunAll(step.nodes, std::vector<uint32_t>(step.nodes.size()),
+                                    step.attention.buffers, false))
               << "reading early changes bits";
         }
       }
