@@ -140,6 +140,39 @@ TEST(Trace, ExecutorTellsExecutionsPhasesAndLaunches) {
   EXPECT_TRUE(named);
 }
 
+// A device that a profiler looks at.
+class Profiled final : public HostDevice {
+ public:
+  bool profiled() const override { return true; }
+  void BeginRange(const std::string& name) override {
+    names.push_back(name);
+    ++depth;
+  }
+  void EndRange() override { --depth; }
+
+  std::vector<std::string> names;
+  int depth = 0;
+};
+
+TEST(Trace, SplitsAndChunksAreRangesOfAProfilerAndAlwaysEnd) {
+  Profiled device;
+  FaultInjecting faults(&device);
+  TestEmitter emitter{ByAlignment::kNothing};
+  Executor executor(&faults, &emitter);
+  StepBuffers step;
+  const auto program = Seal(StepProgram());
+  for (int i = 0; i < 3; ++i) step.Check(&executor, program, static_cast<float>(i));
+  EXPECT_EQ(device.depth, 0);
+  device.names.clear();
+  step.Check(&executor, program, 4);
+  const std::vector<std::string> expected = {"step split 0", "step split 0 chunk 0",
+                                             "step split 0 chunk 1", "step split 0 chunk 2"};
+  EXPECT_EQ(device.names, expected);
+  faults.Fail(DeviceCall::kLaunchGraph, 1);
+  step.Check(&executor, program, 5);
+  EXPECT_EQ(device.depth, 0) << "a failure ends its range, too";
+}
+
 TEST(Trace, GraphsAreWrittenOnePerChunk) {
   Machine m;
   StepBuffers step;
