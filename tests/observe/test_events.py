@@ -13,6 +13,7 @@ import pytest
 import jaxgraph
 from jaxgraph.observe.events import EventLogger
 
+PLATFORM = "cuda" if jax.default_backend() == "gpu" else "host"
 LARGE = 1 << 19  # elements: too many for a slot, so that a move is an update
 
 
@@ -87,7 +88,7 @@ def test_executions_tell_outcome_and_time(step):
     assert [e.outcome for e in executions] == ["eager", "capture", "replay", "replay"]
     for e in executions:
         assert begin <= e.start_s <= e.start_s + (e.decide_ns + e.run_ns) * 1e-9 <= end
-    assert {(e.platform, e.device, e.split) for e in executions} == {("host", 0, 0)}
+    assert {(e.platform, e.device, e.split) for e in executions} == {(PLATFORM, 0, 0)}
 
 
 def test_logger_hands_every_event_on_once(step, caplog):
