@@ -84,6 +84,7 @@ def test_the_reference_names_what_is_public():
     import importlib
 
     import jaxgraph
+    import jaxgraph.ops
 
     named = re.findall(r"^::: (\S+)$", (REPOSITORY / "docs/reference.md").read_text(), re.MULTILINE)
     for name in named:
@@ -91,6 +92,7 @@ def test_the_reference_names_what_is_public():
         assert hasattr(importlib.import_module(module), attribute), name
     described = {name.rpartition(".")[2] for name in named}
     assert set(jaxgraph.__all__) - described == {"build_info"}
+    assert set(jaxgraph.ops.__all__) <= described
 
 
 def test_sections_that_are_referred_to_in_the_code_exist():
