@@ -277,6 +277,7 @@ def explain_plan(
       site: where the call would run.
     """
     plan = None if planned is None else planned.plan
+    plans = [] if plan is None else list(plan.with_bodies())
     notes = list(_why_plain(planned, options, site))
     runs = plan is not None and plan.has_native and not notes
     describe = _describer(function_id, site if runs else None)
@@ -286,9 +287,9 @@ def explain_plan(
         native=runs,
         notes=(*notes, *(() if planned is None else planned.notes)),
         splits=() if plan is None else tuple(map(describe, plan.splits)),
-        left_in_xla=() if plan is None else tuple(plan.left_in_xla),
-        decisions=() if plan is None else tuple(plan.decisions),
-        copies=() if plan is None else tuple(plan.copies),
+        left_in_xla=tuple(e for p in plans for e in p.left_in_xla),
+        decisions=tuple(d for p in plans for d in p.decisions),
+        copies=tuple(c for p in plans for c in p.copies),
         last_reset=_last_reset(function_id),
         history=history_of(function_id),
     )

@@ -62,16 +62,30 @@ def wrap(
       TypeError: `fun` is not callable, or is already wrapped.
       ValueError: `fun` has no argument at such a position, or one is both static and donated.
     """
-    if isinstance(fun, GraphedFunction):
-        raise TypeError(f"{fun.name} is already wrapped: pass the function that it was made from")
-    if not callable(fun):
-        raise TypeError(f"wrap expects a function, got {type(fun).__name__}")
-    return GraphedFunction(
-        getattr(fun, "__wrapped__") if isinstance(fun, _PjitFunction) else fun,  # noqa: B009
+    return _wrapped(
+        fun,
         _as_tuple(donate_argnums),
         _as_tuple(static_argnums),
         Options() if options is None else options,
     )
+
+
+def _wrapped(
+    fun: Callable[..., Any],
+    donate_argnums: tuple[int, ...],
+    static_argnums: tuple[int, ...],
+    options: Options,
+    ordinal: int | None = None,
+) -> GraphedFunction:
+    """`ordinal` None: the next one of functions of this name."""
+    if isinstance(fun, GraphedFunction):
+        raise TypeError(f"{fun.name} is already wrapped: pass the function that it was made from")
+    if not callable(fun):
+        raise TypeError(f"wrap expects a function, got {type(fun).__name__}")
+    inner = getattr(fun, "__wrapped__") if isinstance(fun, _PjitFunction) else fun  # noqa: B009
+    if ordinal is None:
+        ordinal = next(_ordinals[_qualified_name(inner)])
+    return GraphedFunction(inner, donate_argnums, static_argnums, options, ordinal)
 
 
 def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -92,7 +106,7 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanatio
     if isinstance(fun, GraphedFunction):
         return fun.explain(*args, **kwargs)
     donated = _donated_argnums(fun, args, kwargs) if isinstance(fun, _PjitFunction) else ()
-    return wrap(fun, donate_argnums=donated).explain(*args, **kwargs)
+    return _wrapped(fun, donated, (), Options(), ordinal=-1).explain(*args, **kwargs)
 
 
 def _donated_argnums(fun: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
@@ -121,10 +135,11 @@ class GraphedFunction(Observed):
         donate_argnums: tuple[int, ...],
         static_argnums: tuple[int, ...],
         options: Options,
+        ordinal: int,
     ):
         functools.update_wrapper(self, fun, updated=())  # not the attributes of a callable object
         self.name = _qualified_name(fun)
-        self.function_id = _function_id(self.name, next(_ordinals[self.name]))
+        self.function_id = _function_id(self.name, ordinal)
         self.options = options
         self._fun = fun
         self._parameters = Parameters.of(fun, static_argnums, donate_argnums)

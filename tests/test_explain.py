@@ -216,6 +216,42 @@ def test_explain_of_plain_jitted_and_wrapped_functions():
         jaxgraph.explain(decode_step, {})
 
 
+def test_explaining_a_plain_function_changes_nothing_for_functions_wrapped_later():
+    """Their numbers are part of what is compiled: else the persistent cache would miss."""
+    from jaxgraph.wrap import _function_id
+
+    def fun(x):
+        return x + 1
+
+    first = jaxgraph.wrap(fun)
+    jaxgraph.explain(fun, jnp.ones(3))
+    assert first.function_id == _function_id(first.name, 0)
+    assert jaxgraph.wrap(fun).function_id == _function_id(first.name, 1)
+
+
+def test_bodies_of_loops_are_explained():
+    def fun(x, w):
+        def turn(state):
+            i, x = state
+            x = lax.lgamma(jnp.tanh(x @ w) * jax.nn.sigmoid(x) + x * 0.5 + 3)
+            return i + 1, jnp.tanh(x @ w) * jnp.sin(x) + jnp.cos(x) * jnp.exp(-x) + x
+
+        return lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
+
+    args = jnp.ones((2, 8)), jnp.ones((8, 8)) / 8
+    explanation = jaxgraph.wrap(fun, options=Options(strict=True, min_equations=1)).explain(*args)
+    (split,) = explanation.splits
+    assert split.backend == "xla"
+    assert [body.backend for body in split.bodies] == ["native", "xla", "native"]
+    assert {e.primitive for e in explanation.left_in_xla} == {"while", "lgamma"}
+    (decision,) = (d for d in explanation.decisions if d.rule == "bodies")
+    assert not decision.left_in_xla and "body of while at" in decision.text
+    explanation = jaxgraph.explain(fun, *args)
+    (decision,) = (d for d in explanation.decisions if d.rule == "bodies")
+    assert decision.left_in_xla and "fewer than 16 equations" in decision.text
+    assert not explanation.native
+
+
 def test_a_signature_with_mutable_arrays_does_not_speak_of_another():
     step = jaxgraph.wrap(lambda x: x[...] + 1)
     assert step.explain(jnp.ones(3)).native

@@ -1,8 +1,8 @@
 """Profitability: what is better left to XLA although the kernels could do it.
 
-Two rules, both here and both overridable by an option: products of many rows are bound by
-arithmetic, where XLA's library kernels are the better choice; and a native split costs the host
-something at every call, which a short one does not give back.
+The rules are all here, and an option overrides each: products of many rows are bound by arithmetic,
+where XLA's library kernels are the better choice; a native split costs the host something at every
+call, which a short one does not give back; and in the body of a loop it does so at every turn.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ class Limits:
 
 DEFAULT = Limits()
 
+# In a body a native run must be so many times as long as elsewhere: it is called at every turn.
+_TIMES_IN_A_BODY = 4
+
+# What a scan hands to each turn is a slice of a stacked array, which XLA copies for a native split
+# and reads in place in kernels of its own.
+_MAX_SLICE_BYTES = 1 << 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """What a rule decided about a step.
 
     Attributes:
-      rule: "rows" or "short runs".
+      rule: "rows", "short runs" or "bodies".
       left_in_xla: whether it left anything to XLA.
       text: one sentence, with the option that overrides the rule.
     """
@@ -81,6 +88,52 @@ def judge_runs(short: Sequence[Sequence[Any]], limits: Limits) -> Decision:
     runs = "1 native run" if len(short) == 1 else f"{len(short)} native runs"
     text = f"{runs} ({count} equations) too short to pay stayed in XLA; the bound is {bound}"
     return Decision("short runs", True, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class BodySummary:
+    """What a plan makes of the body of a loop, or of a branch.
+
+    Attributes:
+      equations: in all.
+      native_runs: the numbers of equations of its native runs.
+      multiplies: whether one of them multiplies matrices.
+      has_bodies: whether a body inside of it is planned.
+    """
+
+    equations: int
+    native_runs: tuple[int, ...]
+    multiplies: bool
+    has_bodies: bool
+
+
+def judge_slices(what: str, nbytes: int, limits: Limits) -> Decision | None:
+    """Whether a scan hands too much to each turn for a native body; None: it does not."""
+    if limits.min_equations == 0 or nbytes <= _MAX_SLICE_BYTES:
+        return None
+    why = f"each turn takes {nbytes:,} bytes of stacked arrays, which XLA reads in place"
+    return _on_body(what, True, why, limits)
+
+
+def judge_body(what: str, body: BodySummary, limits: Limits) -> Decision:
+    """Is most of a body native, and some of that worth a call at every turn?"""
+    least = _TIMES_IN_A_BODY * limits.min_equations
+    eqns = sum(body.native_runs)
+    if limits.min_equations == 0 or body.has_bodies:
+        return _on_body(what, False, f"{eqns} of its {body.equations} equations are", limits)
+    if not body.multiplies:
+        return _on_body(what, True, "it multiplies no matrices", limits)
+    if eqns < least * len(body.native_runs):
+        return _on_body(what, True, f"its native runs have fewer than {least} equations", limits)
+    if 2 * eqns < body.equations:
+        return _on_body(what, True, "less than half of it is native", limits)
+    return _on_body(what, False, f"{eqns} of its {body.equations} equations are", limits)
+
+
+def _on_body(what: str, left_in_xla: bool, why: str, limits: Limits) -> Decision:
+    verdict = "stays in XLA" if left_in_xla else "is native"
+    bound = f"Options(min_equations={limits.min_equations})"
+    return Decision("bodies", left_in_xla, f"{what} {verdict}: {why}; the bound is {bound}")
 
 
 def _rows(rows: int) -> str:

@@ -13,37 +13,45 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxgraph.frontend.flatten import FlatEqn, Value, scan_arity
+from jaxgraph.passes.profitability import (
+    BodySummary,
+    Decision,
+    Limits,
+    judge_body,
+    judge_slices,
+)
 
 if TYPE_CHECKING:
     from jaxgraph.plan.step import StepPlan
 
-# A native split in a body costs what one outside costs, at every turn. It is worth that where it
-# multiplies matrices, among other things.
-_MIN_NATIVE_EQNS = 16
 _PRODUCTS = frozenset({"MATMUL", "ATTENTION"})
-
-# What a scan hands to each turn is a slice of a stacked array, which XLA copies for a native split
-# and reads in place in kernels of its own.
-_MAX_SLICE_BYTES = 1 << 16
 
 # Plans a closed jaxpr whose arguments are these values of the step around it.
 Plan = Callable[[Any, Sequence[Value]], "StepPlan"]
 
 
-def plan_bodies(eqn: FlatEqn, plan: Plan) -> tuple[FlatEqn, list[StepPlan]]:
-    """The equation with planned bodies, and their plans; itself and none where it does not pay.
+def plan_bodies(
+    eqn: FlatEqn, plan: Plan, limits: Limits
+) -> tuple[FlatEqn, list[StepPlan], list[Decision]]:
+    """The equation with planned bodies, their plans, and what was decided about them.
 
     Args:
-      eqn: an equation that stays in XLA.
+      eqn: an equation that stays in XLA; it comes back as it is where nothing in it pays.
       plan: plans a body.
+      limits: what the rules of profitability go by.
     """
-    if eqn.effects or not _slices_are_small(eqn):
-        return eqn, []
-    params, plans = dict(eqn.params), []
-    for key, at, inputs in _bodies(eqn):
+    params, plans, decisions = dict(eqn.params), [], []
+    for key, at, inputs in () if eqn.effects else _bodies(eqn):
+        what = f"a body of {eqn.primitive.name} at {eqn.source}"
+        if (sliced := judge_slices(what, _slice_bytes(eqn), limits)) is not None:
+            decisions.append(sliced)
+            continue
         body = params[key] if at is None else params[key][at]
         planned = plan(body, inputs)
-        if not _pays(planned):
+        if not planned.has_native:
+            continue
+        decisions.append(judge_body(what, _summary(planned), limits))
+        if decisions[-1].left_in_xla:
             continue
         plans.append(planned)
         traced = _traced(planned, body)
@@ -51,7 +59,7 @@ def plan_bodies(eqn: FlatEqn, plan: Plan) -> tuple[FlatEqn, list[StepPlan]]:
             params[key] = traced
         else:
             params[key] = tuple(traced if i == at else b for i, b in enumerate(params[key]))
-    return (dataclasses.replace(eqn, params=params), plans) if plans else (eqn, [])
+    return (dataclasses.replace(eqn, params=params) if plans else eqn), plans, decisions
 
 
 def _bodies(eqn: FlatEqn) -> Iterator[tuple[str, int | None, Sequence[Value]]]:
@@ -69,22 +77,22 @@ def _bodies(eqn: FlatEqn) -> Iterator[tuple[str, int | None, Sequence[Value]]]:
             yield "branches", i, eqn.inputs[1:]
 
 
-def _slices_are_small(eqn: FlatEqn) -> bool:
+def _slice_bytes(eqn: FlatEqn) -> int:
+    """Bytes of stacked arrays that a scan hands to each turn."""
     if eqn.primitive.name != "scan":
-        return True
+        return 0
     num_consts, num_carry = scan_arity(eqn.params)
     slices = eqn.params["jaxpr"].in_avals[num_consts + num_carry :]
-    return sum(a.size * a.dtype.itemsize for a in slices) <= _MAX_SLICE_BYTES
+    return sum(a.size * a.dtype.itemsize for a in slices)
 
 
-def _pays(plan: StepPlan) -> bool:
-    """Is most of the body native, and some of that worth a call?"""
+def _summary(plan: StepPlan) -> BodySummary:
     native = [s for s in plan.splits if s.native is not None]
-    eqns = sum(s.num_eqns for s in native)
-    products = any(_PRODUCTS & set(s.native.ops) for s in native)
-    inside = any(s.bodies for s in plan.splits)
-    return inside or (
-        products and eqns >= _MIN_NATIVE_EQNS * len(native) and 2 * eqns >= len(plan.step.eqns)
+    return BodySummary(
+        equations=len(plan.step.eqns),
+        native_runs=tuple(s.num_eqns for s in native),
+        multiplies=any(_PRODUCTS & set(s.native.ops) for s in native),
+        has_bodies=any(s.bodies for s in plan.splits),
     )
 
 

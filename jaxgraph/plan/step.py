@@ -34,6 +34,7 @@ class Split:
       native: the planned program of a native split.
       number: its ordinal among the step's splits; those in bodies count on.
       bodies: plans of loops' and branches' bodies in an XLA split.
+      decisions: which bodies are planned, and why others are not.
     """
 
     backend: str
@@ -42,6 +43,7 @@ class Split:
     cut: Cut
     number: int
     bodies: list[StepPlan] = dataclasses.field(default_factory=list)
+    decisions: list[Decision] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +87,17 @@ class StepPlan:
     def has_native(self) -> bool:
         return any(True for _ in self.native_splits())
 
+    def with_bodies(self) -> Iterator[StepPlan]:
+        """The plan, and those of the bodies in it."""
+        yield self
+        for split in self.splits:
+            for body in split.bodies:
+                yield from body.with_bodies()
+
     def native_splits(self) -> Iterator[NativeSplit]:
         """Of the step and of bodies in it."""
-        for split in self.splits:
-            if split.native is not None:
-                yield split.native
-            for body in split.bodies:
-                yield from body.native_splits()
+        for plan in self.with_bodies():
+            yield from (split.native for split in plan.splits if split.native is not None)
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluates the step on flat arguments; traceable by JAX."""
@@ -171,11 +177,12 @@ class _Planner:
             for number, run in zip(numbers, cuts.runs, strict=True)
         ]
         copies = _update_copies(step, splits, labels, donated) + _packed_copies(splits, labels)
-        return StepPlan(step, splits, cuts.left, [whole, cuts.decision], copies)
+        decisions = [whole, cuts.decision, *(d for s in splits for d in s.decisions)]
+        return StepPlan(step, splits, cuts.left, decisions, copies)
 
     def plan_split(self, run: Cut, number: int, labels: dict[int, str]) -> Split:
         """The split of a run; adds what its results are called to ``labels``."""
-        native, bodies = None, []
+        native, bodies, decisions = None, [], []
         if run.backend == NATIVE:
             native = plan_native(
                 run,
@@ -190,10 +197,11 @@ class _Planner:
         else:
             plan = functools.partial(self.plan_body, labels=labels)
             for i, eqn in enumerate(run.eqns):
-                run.eqns[i], plans = plan_bodies(eqn, plan)
+                run.eqns[i], plans, judged = plan_bodies(eqn, plan, self.options.limits())
                 bodies += plans
+                decisions += judged
         labels |= _labels_of_results(run)
-        return Split(run.backend, len(run.eqns), native, run, number, bodies)
+        return Split(run.backend, len(run.eqns), native, run, number, bodies, decisions)
 
     def plan_body(
         self, closed_jaxpr: Any, values: Sequence[Value], labels: Mapping[int, str]
