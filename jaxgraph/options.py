@@ -102,9 +102,10 @@ class Options:
       memory_budget: bytes that a device's executables may take, by an estimate that is calibrated
         when the first is made; 0 sets no bound (JAXGRAPH_MEMORY_BUDGET, default 1 GiB).
       max_unroll: the longest `scan` that is unrolled (JAXGRAPH_MAX_UNROLL, default 256).
-      max_rows: rows of the widest native product; a step with a wider one, such as the prefill of a
-        prompt, is left to XLA, whose library kernels are made for it; 0 sets no bound
-        (JAXGRAPH_MAX_ROWS, default 64).
+      max_rows: rows that a native product with a weight may have; a step with a wider one, such as
+        the prefill of a prompt, is left to XLA, whose library kernels are made for it. Products
+        between activations, such as attention's, may have four times as many. 0 sets no bound
+        (JAXGRAPH_MAX_ROWS, default 16).
       min_equations: equations that a native split beside splits of XLA's must have to pay for
         itself; shorter runs are left to XLA (JAXGRAPH_MIN_EQUATIONS, default 4).
       guard_bytes: bytes kept free behind every intermediate in the arena, so that a test can fill

@@ -65,7 +65,10 @@ def plan(jaxpr: Any, name: str) -> tuple[NativeSplit, Callable[..., list[Any]]] 
     """
     step = flatten(jaxpr, max_unroll=0)
     products = [e for e in step.eqns if e.primitive.name == "dot_general"]
-    if any(contraction.rows(e) > profitability.DEFAULT.max_rows for e in products):
+    most = profitability.DEFAULT.max_rows
+    if name.startswith("attention"):  # its rows are the heads that share keys and values
+        most *= profitability.TIMES_BETWEEN_ACTIVATIONS
+    if any(contraction.rows(e) > most for e in products):
         return None  # bound by arithmetic: XLA's library is the better one
     cuts = cut(step).runs
     if len(cuts) != 1 or cuts[0].backend != NATIVE:

@@ -50,7 +50,7 @@ def linear(
     that dtype, as the plain formula would.
 
     Args:
-      x: floats [..., k]. Up to 64 rows are a decode step's and use our kernels; more are left to
+      x: floats [..., k]. Up to 16 rows are a decode step's and use our kernels; more are left to
         XLA, whose library is the better one there.
       weight: floats [k, n], or [n, k] with `out_in`.
       bias: floats [n].

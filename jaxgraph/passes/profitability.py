@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxgraph.frontend import contraction
-from jaxgraph.frontend.flatten import FlatEqn
+from jaxgraph.frontend.flatten import FlatStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +20,38 @@ class Limits:
     """What the rules go by; see `Options`.
 
     Attributes:
-      max_rows: of a native product; 0: any number.
+      max_rows: of a native product with a weight; 0: any number.
       min_equations: of a native run beside XLA's.
     """
 
-    max_rows: int = 64
+    # Up to 16 rows the kernels stream the weights once, at the speed of memory; with more they read
+    # them again, or do without the tensor cores.
+    max_rows: int = 16
     min_equations: int = 4
 
 
 DEFAULT = Limits()
+
+# Between activations a product may have so many times as many rows: those of attention are heads
+# that share keys and values, which a kernel of its own takes at once.
+TIMES_BETWEEN_ACTIVATIONS = 4
+
+# What makes a weight another weight.
+_KEEP_WEIGHTS = frozenset(
+    [
+        "bitcast_convert_type",
+        "broadcast_in_dim",
+        "convert_element_type",
+        "dynamic_slice",
+        "expand_dims",
+        "mul",
+        "reshape",
+        "slice",
+        "squeeze",
+        "sub",
+        "transpose",
+    ]
+)
 
 # In a body a native run must be so many times as long as elsewhere: it is called at every turn.
 _TIMES_IN_A_BODY = 4
@@ -56,22 +79,40 @@ class Decision:
         return self.text
 
 
-def judge_step(eqns: Sequence[FlatEqn], limits: Limits) -> Decision:
+def judge_step(step: FlatStep, limits: Limits) -> Decision:
     """Whether the whole step is better left to XLA, for the sake of its widest product."""
-    widest, rows = None, 0
-    for eqn in eqns:
-        if eqn.primitive.name == "dot_general" and contraction.rows(eqn) > rows:
-            widest, rows = eqn, contraction.rows(eqn)
+    weights = _weights(step)
+    widest, rows, excess = None, 0, 0.0
+    for eqn in step.eqns:
+        if eqn.primitive.name != "dot_general":
+            continue
+        share = 1 if any(id(v) in weights for v in eqn.inputs) else TIMES_BETWEEN_ACTIVATIONS
+        if contraction.rows(eqn) / share > excess:
+            widest, rows, excess = eqn, contraction.rows(eqn), contraction.rows(eqn) / share
     if widest is None:
         return Decision("rows", False, "nothing is multiplied")
     where = f"dot_general at {widest.source} multiplies {_rows(rows)} at once"
     if limits.max_rows == 0:
         return Decision("rows", False, f"{where}; Options(max_rows=0) sets no bound")
     bound = f"Options(max_rows={limits.max_rows})"
-    if rows <= limits.max_rows:
+    if excess <= limits.max_rows:
         return Decision("rows", False, f"{where}, within the bound of native products, {bound}")
     why = f"all in XLA: {where}, which XLA's own kernels do best; the bound is {bound}"
     return Decision("rows", True, why)
+
+
+def _weights(step: FlatStep) -> set[int]:
+    """Ids of values that are arguments, or nothing but views, conversions and scalings of them.
+
+    A cache that was written to is none: attention reads it for as many rows as heads share it.
+    """
+    weights = {id(v) for v in step.inputs} | {id(v) for v, _ in step.consts}
+    for eqn in step.eqns:
+        if eqn.primitive.name not in _KEEP_WEIGHTS:
+            continue
+        if all(id(v) in weights or v.known is not None for v in eqn.inputs):
+            weights.update(id(v) for v in eqn.outputs)
+    return weights
 
 
 def pays(eqns: Sequence[Any], limits: Limits) -> bool:

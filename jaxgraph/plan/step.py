@@ -162,7 +162,7 @@ class _Planner:
     ) -> StepPlan:
         step = flatten(closed_jaxpr, self.options.max_unroll)
         limits = self.options.limits()
-        whole = judge_step(step.eqns, limits)
+        whole = judge_step(step, limits)
         labels = {id(v): label for v, label in zip(step.inputs, arg_labels, strict=True)}
         labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
         if whole.left_in_xla:

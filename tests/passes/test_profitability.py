@@ -37,7 +37,7 @@ def test_a_product_of_many_rows_leaves_the_step_to_xla():
 
 
 def test_as_many_rows_as_allowed_are_native():
-    explanation = explained(product, jnp.ones((DEFAULT.max_rows, 8)), W)
+    explanation = explained(product, jnp.ones((DEFAULT.max_rows, 8)), jnp.ones((8, 99)))
     assert backends(explanation) == ["native"] and explanation.native
     assert not any(decision.left_in_xla for decision in explanation.decisions)
 
@@ -45,6 +45,37 @@ def test_as_many_rows_as_allowed_are_native():
 def test_the_smaller_side_of_a_product_has_its_rows():
     """A weight on the left, or one with few columns, is multiplied by few vectors all the same."""
     assert explained(product, jnp.ones((500, 8)), jnp.ones((8, 3))).native
+
+
+def test_heads_that_share_one_cache_are_no_rows_of_a_weight():
+    """Multi-query attention: thirty heads read the same keys, and are taken at once."""
+
+    def attend(w, cache, x, at):
+        q = (x @ w).reshape(30, 8)
+        cache = lax.dynamic_update_slice(cache, x[None, :8], (at, 0))
+        scores = jnp.where(jnp.arange(40) <= at, q @ cache.T, -jnp.inf)
+        return jax.nn.softmax(scores) @ cache, cache
+
+    args = jnp.ones((240, 240)), jnp.ones((40, 8)), jnp.ones(240), jnp.int32(3)
+    explanation = explained(attend, *args)
+    assert backends(explanation) == ["native"]
+    assert "30 rows" in str(explanation.decisions[0])
+    assert not explained(lambda x, w: (x @ w) @ w.T, jnp.ones((30, 40)), jnp.ones((40, 50))).native
+
+
+def test_layers_of_a_stack_and_packed_or_converted_weights_are_weights():
+    def layers(stack, x):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+
+    def converted(w, scale, x):
+        return x @ (w.astype(jnp.float32) * scale).T
+
+    rows = DEFAULT.max_rows + 1
+    x = jnp.ones((rows, 40))
+    assert not explained(layers, jnp.ones((3, 40, 40)), x).native
+    assert not explained(converted, jnp.ones((50, 40), jnp.int8), jnp.ones((50, 1)), x).native
+    step = jaxgraph.wrap(lambda params, x: x @ params["w"], options=Options(strict=True))
+    assert not step.explain(step.pack({"w": np.ones((40, 40), np.float32)}), x).native
 
 
 @pytest.mark.parametrize("way", ["option", "environment", "no bound"])
