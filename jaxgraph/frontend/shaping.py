@@ -65,8 +65,6 @@ def why_not(eqn: FlatEqn) -> str | None:
         return "reinterprets booleans"
     if name in ("argmax", "argmin") and len(eqn.params["axes"]) != 1:
         return "takes an argmax over several axes"
-    if name in ("reduce_and", "reduce_or") and eqn.inputs[0].aval.dtype != np.bool_:
-        return "is a bitwise reduction of integers"
     return None
 
 

@@ -61,8 +61,14 @@ REDUCTIONS = {
     "all": lambda x: jnp.all(x != 0, 1),
     "sum of all": lambda x: jnp.sum(x),
     "product": lambda x: jnp.prod(x, 1, dtype=x.dtype),
+    "common bits": lambda x: lax.reduce(x, _ones(x), lax.bitwise_and, (1,)),
+    "bits of any": lambda x: lax.reduce(x, x.dtype.type(0), lax.bitwise_or, (0,)),
     "dot": lambda x: lax.dot(x, x.T, preferred_element_type=x.dtype),
 }
+
+
+def _ones(x):
+    return np.array(-1).astype(x.dtype)
 
 
 def edges(dtype):
