@@ -77,9 +77,9 @@ class PackSpec:
     __slots__ = ("leaves", "nbytes", "treedef")
 
     def __init__(self, treedef: Any, leaves: tuple[_ArrayLeaf | _ScalarLeaf, ...], nbytes: int):
-        self.treedef = treedef
-        self.leaves = leaves
-        self.nbytes = nbytes
+        self.treedef: Any = treedef
+        self.leaves: tuple[_ArrayLeaf | _ScalarLeaf, ...] = leaves
+        self.nbytes: int = nbytes
 
     def __reduce__(self) -> Any:
         return _intern, (self.treedef, self.leaves, self.nbytes)
@@ -107,8 +107,8 @@ class Packed:
     __slots__ = ("buffer", "spec")
 
     def __init__(self, buffer: jax.Array, spec: PackSpec):
-        self.buffer = buffer
-        self.spec = spec
+        self.buffer: jax.Array = buffer
+        self.spec: PackSpec = spec
 
     def unpack(self) -> Any:
         """The tree again. Traceable; outside of a trace every leaf is a copy."""

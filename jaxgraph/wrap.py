@@ -138,9 +138,9 @@ class GraphedFunction(Observed):
         ordinal: int,
     ):
         functools.update_wrapper(self, fun, updated=())  # not the attributes of a callable object
-        self.name = _qualified_name(fun)
-        self.function_id = _function_id(self.name, ordinal)
-        self.options = options
+        self.name: str = _qualified_name(fun)
+        self.function_id: int = _function_id(self.name, ordinal)
+        self.options: Options = options
         self._fun = fun
         self._parameters = Parameters.of(fun, static_argnums, donate_argnums)
         self._parameters.check(self.name)

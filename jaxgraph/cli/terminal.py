@@ -18,7 +18,7 @@ class Terminal:
 
     def __init__(self, file: TextIO):
         self._file = file
-        self.coloured = file.isatty() and not os.environ.get("NO_COLOR")
+        self.coloured: bool = file.isatty() and not os.environ.get("NO_COLOR")
 
     def line(self, text: str = "") -> None:
         """Writes a line."""

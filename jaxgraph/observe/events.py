@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxgraph.runtime import native
 
-logger = logging.getLogger("jaxgraph")
+logger: logging.Logger = logging.getLogger("jaxgraph")
 
 # How long an event may wait until it is logged.
 _POLL_SECONDS = 0.05

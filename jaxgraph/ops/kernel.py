@@ -27,7 +27,7 @@ from jaxgraph.runtime.ffi_call import kernel_call
 from jaxgraph.runtime.plain import mean_the_plain_function, plain
 from jaxgraph.runtime.primitive import why_not_local
 
-kernel_p = jex.core.Primitive("jaxgraph_kernel")
+kernel_p: Any = jex.core.Primitive("jaxgraph_kernel")
 mean_the_plain_function(kernel_p)
 
 
