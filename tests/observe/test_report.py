@@ -15,7 +15,7 @@ import pytest
 
 import jaxgraph
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 # Clicks every tab, and leaves behind what could be seen then.
 CLICKS = """
