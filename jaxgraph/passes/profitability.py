@@ -53,6 +53,24 @@ _KEEP_WEIGHTS = frozenset(
     ]
 )
 
+# The call of a native split costs the host 10 to 20 us, and a kernel launched by itself 3.4 us more
+# than one in a graph: so many kernels must a run save where many calls add up.
+_FEW_RUNS = 3
+_KERNELS_OF_A_CALL = 4
+
+# How the names of primitives begin that XLA launches a kernel of its own for.
+_NOT_FUSED = (
+    "arg",
+    "cum",
+    "dot_general",
+    "dynamic_update_slice",
+    "gather",
+    "reduce_",
+    "scatter",
+    "sort",
+    "top_k",
+)
+
 # In a body a native run must be so many times as long as elsewhere: it is called at every turn.
 _TIMES_IN_A_BODY = 4
 
@@ -115,9 +133,22 @@ def _weights(step: FlatStep) -> set[int]:
     return weights
 
 
-def pays(eqns: Sequence[Any], limits: Limits) -> bool:
-    """Is a native run of these equations, between runs of XLA, worth a split?"""
-    return len(eqns) >= limits.min_equations
+def short_runs(runs: Sequence[Sequence[Any]], limits: Limits) -> list[Sequence[Any]]:
+    """Those native runs, beside runs of XLA, that are not worth a split.
+
+    In a step that is cut into many, what splits cost adds up: there each must save XLA so many
+    kernels of its own as its call costs.
+    """
+    short = [run for run in runs if len(run) < limits.min_equations]
+    if not short and len(runs) > _FEW_RUNS and limits.min_equations > 0:
+        short = [run for run in runs if _kernels_of_xla(run) < _KERNELS_OF_A_CALL]
+    return short
+
+
+def _kernels_of_xla(run: Sequence[Any]) -> int:
+    """How many kernels XLA would launch for these equations: what it cannot fuse, and the rest."""
+    apart = sum(e.primitive.name.startswith(_NOT_FUSED) for e in run)
+    return apart + (apart < len(run))
 
 
 def judge_runs(short: Sequence[Sequence[Any]], limits: Limits) -> Decision:

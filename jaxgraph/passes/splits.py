@@ -83,12 +83,12 @@ def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
         if (reason := reasons[id(e)]) is not None
     ]
     backend = {id(e): NATIVE if reasons[id(e)] is None else XLA for e in eqns}
-    short: list[list[FlatEqn]] = []
+    short: list[Sequence[FlatEqn]] = []
     while True:
         eqns = _repeat_views(step, eqns, backend)
         runs = _schedule(eqns, backend)
         native = [r.eqns for r in runs if r.backend == NATIVE] if len(runs) > 1 else []
-        found = [run for run in native if not profitability.pays(run, limits)]
+        found = profitability.short_runs(native, limits)
         if not found:
             break
         short += found  # what XLA reads is another set now, and so are the views that it repeats

@@ -141,6 +141,56 @@ def test_the_bound_on_short_runs_can_be_set(monkeypatch):
     assert step.stats().replays == 2
 
 
+def layers_with(work, count):
+    """A step with something that stays in XLA in every layer."""
+
+    def fun(x, w):
+        for _ in range(count):
+            x = lax.lgamma(work(x, w) + 3)
+        return x
+
+    return fun
+
+
+def elementwise(x, w):
+    for _ in range(8):
+        x = jnp.sin(x) * 2
+    return x
+
+
+def products(x, w):
+    for _ in range(4):
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def test_a_step_in_many_pieces_keeps_those_that_save_enough():
+    """One call of ours for one kernel of XLA's is a loss, and many of them add up."""
+    args = jnp.ones((1, 8)) / 8, jnp.ones((8, 8)) / 8
+    for count in (1, 3):
+        assert backends(explained(layers_with(elementwise, count), *args)).count("native") == count
+    many = explained(layers_with(elementwise, 6), *args)
+    assert backends(many) == ["xla"] and not many.native
+    assert "6 native runs" in str(many.decisions[-1])
+    overruled = explained(layers_with(elementwise, 6), *args, min_equations=0)
+    assert backends(overruled).count("native") == 6
+    assert backends(explained(layers_with(products, 6), *args)).count("native") == 6
+
+
+def test_a_step_in_many_pieces_computes_the_same():
+    def mixed(x, w):
+        for i in range(8):
+            x = lax.lgamma((products if i % 2 else elementwise)(x, w) + 3)
+        return x
+
+    args = jnp.ones((1, 8)) / 8, jnp.ones((8, 8)) / 8
+    step = jaxgraph.wrap(mixed, options=Options(strict=True))
+    assert backends(step.explain(*args)).count("native") == 4
+    for _ in range(3):
+        np.testing.assert_allclose(step(*args), jax.jit(mixed)(*args), rtol=1e-4)
+    assert step.stats().replays == 4
+
+
 def test_a_step_that_is_all_native_is_never_too_short():
     assert explained(lambda x: x + 1, jnp.ones(3), min_equations=1000).native
 
