@@ -280,13 +280,15 @@ def explain_plan(
     plans = [] if plan is None else list(plan.with_bodies())
     notes = list(_why_plain(planned, options, site))
     runs = plan is not None and plan.has_native and not notes
-    describe = _describer(function_id, site if runs else None)
+    trouble: list[str] = []
+    describe = _describer(function_id, site if runs else None, trouble)
+    splits = () if plan is None else tuple(map(describe, plan.splits))
     return Explanation(
         function=function,
         platform=site.platform,
         native=runs,
-        notes=(*notes, *(() if planned is None else planned.notes)),
-        splits=() if plan is None else tuple(map(describe, plan.splits)),
+        notes=(*notes, *(() if planned is None else planned.notes), *trouble),
+        splits=splits,
         left_in_xla=tuple(e for p in plans for e in p.left_in_xla),
         decisions=tuple(d for p in plans for d in p.decisions),
         copies=tuple(c for p in plans for c in p.copies),
@@ -324,8 +326,16 @@ def _last_reset(function_id: int) -> Event | None:
     return None
 
 
-def _describer(function_id: int, site: Site | None) -> Callable[[Split], SplitInfo]:
-    """What tells all of a split; `site`: where native ones run, None: nowhere."""
+def _describer(
+    function_id: int, site: Site | None, trouble: list[str]
+) -> Callable[[Split], SplitInfo]:
+    """What tells all of a split.
+
+    Args:
+      function_id: of the wrapped function.
+      site: where native splits run; None: nowhere.
+      trouble: takes sentences on what could not be found out.
+    """
     held: dict[bytes, list[VariantInfo]] = {}
     for found in native.variants(function_id):
         held.setdefault(found["program_id"], []).append(_variant(found))
@@ -338,7 +348,13 @@ def _describer(function_id: int, site: Site | None) -> Callable[[Split], SplitIn
         program = native.describe_program(split.native.program)
         variants = tuple(held.get(program["id"], ()))
         recorded = [v for v in variants if v.stage == "captured"]
-        shown = recorded[-1] if recorded else _preview(split.native.program, site)
+        shown = recorded[-1] if recorded else None
+        if shown is None and site is not None:
+            try:
+                platform = native.ffi_platform(site.platform)
+                shown = _variant(native.preview(platform, site.ordinal, split.native.program))
+            except RuntimeError as error:  # of the device; the rest is known all the same
+                trouble.append(f"what split {split.number} launches is unknown: {error}")
         return SplitInfo(
             split.number,
             split.backend,
@@ -358,12 +374,6 @@ def _describer(function_id: int, site: Site | None) -> Callable[[Split], SplitIn
         )
 
     return describe
-
-
-def _preview(program: bytes, site: Site | None) -> VariantInfo | None:
-    if site is None:
-        return None
-    return _variant(native.preview(native.ffi_platform(site.platform), site.ordinal, program))
 
 
 def _variant(found: Mapping[str, Any]) -> VariantInfo:

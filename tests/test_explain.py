@@ -207,6 +207,18 @@ def test_closed_over_arrays_that_an_outer_jit_bakes():
     assert step.explain().notes == ()
 
 
+def test_a_device_that_cannot_be_asked_costs_the_launches_alone(monkeypatch):
+    def lost(*_):
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr("jaxgraph.runtime.native.preview", lost)
+    explanation = jaxgraph.explain(decode_step, *arguments())
+    assert explanation.notes == ("what split 0 launches is unknown: the device is lost",)
+    (split,) = explanation.splits
+    assert explanation.native and split.nodes > 0 and split.chunks == () and split.bases == ()
+    assert "the device is lost" in str(explanation)
+
+
 def test_explain_of_plain_jitted_and_wrapped_functions():
     for fun in (decode_step, jax.jit(decode_step), jaxgraph.wrap(decode_step)):
         assert "decode_step" in jaxgraph.explain(fun, *arguments()).function
