@@ -83,9 +83,8 @@ def _wrapped(
     if not callable(fun):
         raise TypeError(f"wrap expects a function, got {type(fun).__name__}")
     inner = getattr(fun, "__wrapped__") if isinstance(fun, _PjitFunction) else fun  # noqa: B009
-    if ordinal is None:
-        ordinal = next(_ordinals[_qualified_name(inner)])
-    return GraphedFunction(inner, donate_argnums, static_argnums, options, ordinal)
+    number = next(_ordinals[_qualified_name(inner)]) if ordinal is None else ordinal
+    return GraphedFunction(inner, donate_argnums, static_argnums, options, number)
 
 
 def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
