@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxgraph.frontend.elementwise import constant
 from jaxgraph.frontend.shaping import reshape
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
@@ -64,6 +65,7 @@ def find_attention(graph: Graph) -> Graph:
         return graph
 
     products = {m.first.out.id: m for m in matches.values()}
+    lengths = {n.out.id: n for m in matches.values() for n in _comparisons_with_lengths(m.scores)}
     new = Graph()
     mapped: dict[int, Tensor] = {}
     for node in graph.live_nodes():
@@ -74,6 +76,8 @@ def find_attention(graph: Graph) -> Graph:
             mapped[out.id] = _raw_scores(new, mapped, products[out.id])
         elif out.id in matches:
             mapped[out.id] = _attention(new, mapped, matches[out.id])
+        elif out.id in lengths:
+            mapped[out.id] = _compared_with_last(new, mapped, node)
         else:
             inputs = [mapped[t.id] for t in node.inputs]
             mapped[out.id] = new.add(
@@ -421,7 +425,38 @@ def bound_of(masked: Tensor) -> tuple[Tensor, tuple[Node, ...]] | None:
       (integer tensor, the views through which the scores see it), or None where the mask is of
       another kind. The bound may be loose, which is harmless.
     """
-    return _bound_of_scores(masked, ())
+    return _bound_of_scores(masked, (), [])
+
+
+def _comparisons_with_lengths(masked: Tensor) -> list[Node]:
+    """``position < length`` where that would be a bound if no length were 0."""
+    refused: list[Node] = []
+    return refused if _bound_of_scores(masked, (), refused) is None else []
+
+
+# A position is no number below 0, so it is less than a length where it is not more than the last
+# one seen, and -1 is the last of none.
+_WITH_LAST = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
+
+
+def _compared_with_last(new: Graph, mapped: dict[int, Tensor], node: Node) -> Tensor:
+    """The comparison with max(length, 0) - 1 in the length's place: a bound, as it is stored."""
+    inputs = list(node.inputs)
+    at = 1 if node.attrs["op"] in ("lt", "ge") else 0
+    seen: list[Node] = []
+    length = inputs[at]
+    while length.is_view and length.node.kind != "bitcast":
+        seen.append(length.node)
+        length = length.node.inputs[0]
+    shape, dtype, label = length.shape, length.dtype, node.label
+    zero, one = (constant(new, n, shape, dtype, label) for n in range(2))
+    last = new.add("elementwise", (mapped[length.id], zero), shape, dtype, label, op="max", aux=0)
+    last = new.add("elementwise", (last, one), shape, dtype, label, op="sub", aux=0)
+    for view in reversed(seen):
+        last = new.add(view.kind, (last,), view.out.shape, dtype, view.label, **view.attrs)
+    operands = [last if i == at else mapped[t.id] for i, t in enumerate(inputs)]
+    attrs = node.attrs | {"op": _WITH_LAST[node.attrs["op"]]}
+    return new.add("elementwise", operands, node.out.shape, node.out.dtype, label, **attrs)
 
 
 def visible_bound(masked: Tensor, layout_of: LayoutOf) -> tuple[Tensor, ly.Layout] | None:
@@ -445,7 +480,8 @@ def visible_bound(masked: Tensor, layout_of: LayoutOf) -> tuple[Tensor, ly.Layou
     return base, layout
 
 
-def _bound_of_scores(x: Tensor, path: tuple[Node, ...]):
+def _bound_of_scores(x: Tensor, path: tuple[Node, ...], refused: list[Node]):
+    """What ``bound_of`` says; ``refused``: comparisons with lengths that may be 0 are added."""
     while x.is_view:
         path, x = (*path, x.node), x.node.inputs[0]
     node = x.node
@@ -453,31 +489,33 @@ def _bound_of_scores(x: Tensor, path: tuple[Node, ...]):
         return None
     op = node.attrs["op"]
     if op == "convert":
-        return _bound_of_scores(node.inputs[0], path)
+        return _bound_of_scores(node.inputs[0], path, refused)
     if op == "select":
         condition, *cases = node.inputs
         for hidden, fill in enumerate(map(_constant, cases)):
             if fill is not None and fill <= _HIDDEN:
                 # A finite fill says nothing where other conditions may hide a whole row.
-                return _bound_of_mask(condition, path, alone=fill != -np.inf, negated=hidden == 1)
+                return _bound_of_mask(condition, path, fill != -np.inf, hidden == 1, refused)
         return None
     if op == "add":
-        a, b = (_bound_of_scores(t, path) for t in node.inputs)
+        a, b = (_bound_of_scores(t, path, refused) for t in node.inputs)
         return a or b
     if op in ("mul", "div"):
         factor = _constant(node.inputs[1])
         if factor is not None and op == "div":
             factor = 1 / factor if factor else 0.0
         if factor is not None and factor > _FACTOR:
-            return _bound_of_scores(node.inputs[0], path)
+            return _bound_of_scores(node.inputs[0], path, refused)
     return None
 
 
 _NEGATED = {"le": "gt", "lt": "ge", "ge": "lt", "gt": "le", "and": "or", "or": "and"}
 
 
-def _bound_of_mask(x: Tensor, path: tuple[Node, ...], alone: bool, negated: bool):
-    """The bound of what ``x`` lets be seen, or, ``negated``, hides."""
+def _bound_of_mask(
+    x: Tensor, path: tuple[Node, ...], alone: bool, negated: bool, refused: list[Node]
+):
+    """The bound of what ``x`` lets be seen, or, ``negated``, hides; ``alone``: by itself."""
     while x.is_view:
         path, x = (*path, x.node), x.node.inputs[0]
     node = x.node
@@ -485,12 +523,12 @@ def _bound_of_mask(x: Tensor, path: tuple[Node, ...], alone: bool, negated: bool
         return None
     op = node.attrs["op"]
     if op == "not":
-        return _bound_of_mask(node.inputs[0], path, alone, not negated)
+        return _bound_of_mask(node.inputs[0], path, alone, not negated, refused)
     op = _NEGATED.get(op) if negated else op
     if op == "and":
         for condition, other in (node.inputs, node.inputs[::-1]):
             if not alone or _is_always(other, not negated):
-                found = _bound_of_mask(condition, path, alone, negated)
+                found = _bound_of_mask(condition, path, alone, negated, refused)
                 if found is not None:
                     return found
         return None
@@ -502,7 +540,12 @@ def _bound_of_mask(x: Tensor, path: tuple[Node, ...], alone: bool, negated: bool
         return None
     if not views.is_index(position, path):
         return None
-    return _integer_of_row(bound, path, 1 if op in ("lt", "gt") else 0, alone)
+    room = 1 if op in ("lt", "gt") else 0
+    found = _integer_of_row(bound, path, room, alone)
+    signed = np.issubdtype(bound.dtype, np.signedinteger)
+    if found is None and signed and _integer_of_row(bound, path, room, False) is not None:
+        refused.append(node)
+    return found
 
 
 def _integer_of_row(x: Tensor, path: tuple[Node, ...], room: int, alone: bool):

@@ -115,6 +115,17 @@ def up_to_a_computed_position(q, k, v, at):
     return mix(jax.nn.softmax(s, -1), v)
 
 
+def given_lengths(q, k, v, at):
+    q = q.reshape(B, 1, KV * G, D)
+    lengths = jnp.stack([at, at - 3])
+    return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+
+
+def beyond_a_length_is_hidden(q, k, v, at):
+    s = jnp.where(jnp.arange(S) >= at, jnp.finfo(q.dtype).min, scores(q, k))
+    return mix(jax.nn.softmax(s, -1), v)
+
+
 def lengths_of_sequences(q, k, v, at):
     q = q.reshape(B, 1, KV * G, D)
     lengths = jnp.full(B, at + 1)
@@ -182,6 +193,8 @@ SPELLINGS = [
     up_to_a_length,
     up_to_a_computed_position,
     lengths_of_sequences,
+    given_lengths,
+    beyond_a_length_is_hidden,
     matmuls,
     repeated_heads,
     broadcast_heads,
@@ -396,15 +409,10 @@ def test_masks_that_bound_nothing(mask):
     assert bound_of(mask) == un.NO_BOUND
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        lambda at: jnp.arange(S) < at,  # a row of length 0 is a mean of all positions
-        lambda at: (jnp.arange(S) <= at) & (jnp.arange(S) > at - 4),
-        lambda at: jnp.arange(S) < at + 2,
-    ],
-)
-def test_a_finite_fill_bounds_nothing_where_a_whole_row_may_be_hidden(mask):
+def test_a_finite_fill_bounds_nothing_where_a_window_may_hide_a_whole_row():
+    def mask(at):
+        return (jnp.arange(S) <= at) & (jnp.arange(S) > at - 4)
+
     def fun(q, k, v, at):
         s = jnp.where(mask(at), scores(q, k), -1e30)
         return mix(jax.nn.softmax(s, -1), v)
@@ -419,17 +427,36 @@ def test_a_finite_fill_bounds_nothing_where_a_whole_row_may_be_hidden(mask):
 
 @pytest.mark.parametrize("fill", [-jnp.inf, -1e30])
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8, jnp.int8])
-def test_bounds_at_the_ends_of_their_type(dtype, fill):
-    """`at + 1` wraps, and nothing is seen; below zero nothing is, either."""
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_bounds_at_the_ends_of_their_type(dtype, fill, more):
+    """`at + 1` wraps, and nothing is seen; below zero nothing is, either.
+
+    A row of which nothing is seen is a mean of all positions where the fill is finite.
+    """
 
     def fun(q, k, v, at):
-        s = jnp.where(jnp.arange(S, dtype=dtype) < at + 1, scores(q, k), fill)
+        s = jnp.where(jnp.arange(S, dtype=dtype) < at + dtype(more), scores(q, k), fill)
         return mix(jax.nn.softmax(s, -1), v)
 
     step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
     for at in (jnp.iinfo(dtype).max, jnp.iinfo(dtype).min, 0, 7):
         got, want = step(Q, K, V, dtype(at)), jax.jit(fun)(Q, K, V, dtype(at))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_that_lie_in_packed_memory_are_a_bound():
+    def fun(q, k, v, packed):
+        lengths = jax.lax.bitcast_convert_type(packed.reshape(B, 4), jnp.int32)
+        q = q.reshape(B, 1, KV * G, D)
+        return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    for lengths in ([3, 9], [0, S], [300, 1]):
+        packed = jnp.asarray(np.array(lengths, np.int32).view(np.uint8))
+        got, want = step(Q, K, V, packed), jax.jit(fun)(Q, K, V, packed)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    (unit,) = attention_units(fun, Q, K, V, packed)
+    assert unit.params[1] != un.NO_BOUND
 
 
 def test_a_bound_that_is_computed_is_stored_once_for_all_layers():
