@@ -26,10 +26,17 @@ Counts Groups(const std::vector<ResolvedNode>& nodes) {
   return counts;
 }
 
+// Nobody looks into the buffers, so they lie far apart: a tensor moved onto another one meets that
+// one alone, wherever it ends.
 struct Resolved {
   explicit Resolved(const GroupCase& c) : group(c), nodes(ResolveAll(group, Bases())) {}
-  std::vector<char*> Bases() { return Addresses(group.buffers); }
-  char* Buffer(const TensorRef& t) { return group.buffers[t.base].data(); }
+  std::vector<char*> Bases() const {
+    std::vector<char*> bases;
+    for (size_t b = 0; b < group.buffers.size(); ++b) bases.push_back(Buffer(b));
+    return bases;
+  }
+  char* Buffer(const TensorRef& t) const { return Buffer(t.base); }
+  static char* Buffer(size_t base) { return reinterpret_cast<char*>((base + 1) << 32); }
 
   GroupCase group;
   std::vector<ResolvedNode> nodes;
