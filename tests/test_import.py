@@ -9,7 +9,9 @@ MOST_MS = 100
 
 
 def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
@@ -21,7 +23,7 @@ def test_import_takes_less_than_100_ms_beyond_jax():
         "print((time.process_time() - begin) * 1e3)\n"
     )
     run(code)  # compiles
-    assert min(float(run(code)[0]) for _ in range(3)) < MOST_MS
+    assert min(float(run(code)[0]) for _ in range(5)) < MOST_MS
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "jaxgraph.plan.step", "jaxgraph.cli"])

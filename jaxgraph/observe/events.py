@@ -143,7 +143,7 @@ class EventLogger:
     def __init__(self) -> None:
         self._last = native.last_event()
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may flush, too
         self._thread = threading.Thread(target=self._poll, name="jaxgraph events", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -164,7 +164,9 @@ class EventLogger:
 
     def _log(self, found: Iterable[Event]) -> None:
         for event in found:
-            self._last = max(self._last, event.sequence)
+            if event.sequence <= self._last:
+                continue  # logged by a flush from within a handler
+            self._last = event.sequence
             level = logging.WARNING if event.what == "failure" else logging.DEBUG
             logger.log(level, "%s: %s", event.function, event)
 

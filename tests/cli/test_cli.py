@@ -157,7 +157,7 @@ def test_colours_only_on_a_terminal(monkeypatch):
 def test_as_a_program():
     def run(*argv):
         return subprocess.run(
-            [sys.executable, "-m", "jaxgraph", *argv],
+            [sys.executable, "-P", "-m", "jaxgraph", *argv],
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
             capture_output=True,
             text=True,

@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -102,6 +103,32 @@ def test_logger_hands_every_event_on_once(step, caplog):
     assert [line for line in logged if line.startswith(step.name)] == ours
 
 
+def test_a_handler_may_flush_itself(step):
+    events, lines = EventLogger(), []
+
+    class Flushing(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+            events.flush()
+
+    logger, handler = logging.getLogger("jaxgraph"), Flushing()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        run(step)
+        thread = threading.Thread(target=events.flush, daemon=True)
+        thread.start()
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "the logger waits for itself"
+        events.close()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    ours = [line for line in lines if line.startswith(step.name)]
+    assert sorted(ours) == sorted(f"{event.function}: {event}" for event in step.events())
+
+
 def test_debug_variable_logs_to_stderr():
     code = (
         "import jax.numpy as jnp, jaxgraph\n"
@@ -109,7 +136,7 @@ def test_debug_variable_logs_to_stderr():
         "for _ in range(3): step(jnp.ones(8)).block_until_ready()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env=os.environ | {"JAXGRAPH_DEBUG": "1", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
