@@ -18,26 +18,13 @@
 #include <utility>
 #include <vector>
 
+#include "benchmarks/check.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "tests/ffi/kernels/random_attention.h"
 
 namespace jaxgraph::testing {
 namespace {
-
-#define CHECK_CUDA(expr)                                                   \
-  do {                                                                     \
-    const cudaError_t error_ = (expr);                                     \
-    if (error_ != cudaSuccess) {                                           \
-      std::fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(error_)); \
-      std::exit(1);                                                        \
-    }                                                                      \
-  } while (0)
-void Check(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
 
 struct Case {
   const char* name;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "benchmarks/check.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "ffi/kernels/cuda/jit/jit.h"
@@ -17,17 +18,6 @@ namespace jaxgraph::testing {
 namespace {
 
 constexpr int kNodes = 200, kRepetitions = 15;
-
-void Check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
-void Check(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.message().c_str());
-  std::exit(1);
-}
 
 // Median time of a node in a graph of kNodes like it.
 double Measure(GraphDevice* device, const std::vector<Launch>& node, bool dependent,
@@ -47,20 +37,20 @@ double Measure(GraphDevice* device, const std::vector<Launch>& node, bool depend
   Check(device->EndCapture(capture, &graph));
   Check(device->Instantiate(graph, &exec));
   cudaEvent_t begin, end;
-  Check(cudaEventCreate(&begin));
-  Check(cudaEventCreate(&end));
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
   std::vector<double> times;
   for (int i = 0; i < kRepetitions; ++i) {
-    Check(cudaEventRecord(begin, stream));
+    CHECK_CUDA(cudaEventRecord(begin, stream));
     Check(device->LaunchGraph(exec, stream));
-    Check(cudaEventRecord(end, stream));
-    Check(cudaEventSynchronize(end));
+    CHECK_CUDA(cudaEventRecord(end, stream));
+    CHECK_CUDA(cudaEventSynchronize(end));
     float ms = 0;
-    Check(cudaEventElapsedTime(&ms, begin, end));
+    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
     times.push_back(1e3 * ms / kNodes);
   }
-  Check(cudaEventDestroy(begin));
-  Check(cudaEventDestroy(end));
+  CHECK_CUDA(cudaEventDestroy(begin));
+  CHECK_CUDA(cudaEventDestroy(end));
   device->DestroyExec(exec);
   device->DestroyGraph(graph);
   device->DestroyStream(capture);
@@ -100,8 +90,8 @@ void Run() {
     std::vector<char*> addresses;
     for (const auto& buffer : c.buffers) {
       void* p = nullptr;
-      Check(cudaMalloc(&p, buffer.size()));
-      Check(cudaMemcpy(p, buffer.data(), buffer.size(), cudaMemcpyHostToDevice));
+      CHECK_CUDA(cudaMalloc(&p, buffer.size()));
+      CHECK_CUDA(cudaMemcpy(p, buffer.data(), buffer.size(), cudaMemcpyHostToDevice));
       memory.push_back(p);
       addresses.push_back(static_cast<char*>(p));
     }
@@ -115,7 +105,7 @@ void Run() {
       std::printf(" %10.2f %10.2f", plain, dependent);
     }
     std::printf("\n");
-    for (void* p : memory) Check(cudaFree(p));
+    for (void* p : memory) CHECK_CUDA(cudaFree(p));
   }
   std::printf("%s\n", Jit::Describe().c_str());
   device->DestroyStream(stream);

@@ -18,25 +18,12 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/check.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/stream_launchers.h"
 
 namespace jaxgraph {
 namespace {
-
-#define CHECK_CUDA(expr)                                                   \
-  do {                                                                     \
-    const cudaError_t error_ = (expr);                                     \
-    if (error_ != cudaSuccess) {                                           \
-      std::fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(error_)); \
-      std::exit(1);                                                        \
-    }                                                                      \
-  } while (0)
-void Check(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
 
 struct Model {
   const char* name;

@@ -213,6 +213,24 @@ xffi::Error LaunchCuda(int32_t ordinal, void* stream, CallSiteOf<Platform::kCuda
   }));
 }
 
+// What every handler of a platform is given.
+auto HostBinding() {
+  return xffi::Ffi::Bind()
+      .Ctx<xffi::DeviceOrdinal>()
+      .Ctx<xffi::ThreadPool>()
+      .Ctx<xffi::State<CallSiteOf<Platform::kHost>>>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+auto CudaBinding() {
+  return xffi::Ffi::Bind()
+      .Ctx<xffi::DeviceOrdinal>()
+      .Ctx<xffi::PlatformStream<void*>>()
+      .Ctx<xffi::State<CallSiteOf<Platform::kCuda>>>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+
 // XLA must know the state's type before it takes the handler: it asks the instantiate handler for
 // the type's id when the handler is registered, and that call is the first that brings the
 // platform's own API. (Registering the type from Python, before the backend has started, keeps
@@ -258,49 +276,23 @@ XLA_FFI_Error* JaxgraphInstantiateCuda(XLA_FFI_CallFrame* frame) {
 }
 
 XLA_FFI_Error* JaxgraphExecuteHost(XLA_FFI_CallFrame* frame) {
-  static auto* handler = xla::ffi::Ffi::Bind()
-                             .Ctx<xla::ffi::DeviceOrdinal>()
-                             .Ctx<xla::ffi::ThreadPool>()
-                             .Ctx<xla::ffi::State<CallSiteOf<Platform::kHost>>>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(jaxgraph::ExecuteHost)
-                             .release();
+  static auto* handler = jaxgraph::HostBinding().To(jaxgraph::ExecuteHost).release();
   return handler->Call(frame);
 }
 
 XLA_FFI_Error* JaxgraphExecuteCuda(XLA_FFI_CallFrame* frame) {
-  static auto* handler = xla::ffi::Ffi::Bind()
-                             .Ctx<xla::ffi::DeviceOrdinal>()
-                             .Ctx<xla::ffi::PlatformStream<void*>>()
-                             .Ctx<xla::ffi::State<CallSiteOf<Platform::kCuda>>>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(jaxgraph::ExecuteCuda)
-                             .release();
+  static auto* handler = jaxgraph::CudaBinding().To(jaxgraph::ExecuteCuda).release();
   return handler->Call(frame);
 }
 
 XLA_FFI_Error* JaxgraphLaunchHost(XLA_FFI_CallFrame* frame) {
-  static auto* handler = xla::ffi::Ffi::Bind()
-                             .Ctx<xla::ffi::DeviceOrdinal>()
-                             .Ctx<xla::ffi::ThreadPool>()
-                             .Ctx<xla::ffi::State<CallSiteOf<Platform::kHost>>>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(jaxgraph::LaunchHost)
-                             .release();
+  static auto* handler = jaxgraph::HostBinding().To(jaxgraph::LaunchHost).release();
   return handler->Call(frame);
 }
 
 // It only enqueues kernels, always the same for the same buffers: XLA may capture it.
 XLA_FFI_Error* JaxgraphLaunchCuda(XLA_FFI_CallFrame* frame) {
-  static auto* handler = xla::ffi::Ffi::Bind()
-                             .Ctx<xla::ffi::DeviceOrdinal>()
-                             .Ctx<xla::ffi::PlatformStream<void*>>()
-                             .Ctx<xla::ffi::State<CallSiteOf<Platform::kCuda>>>()
-                             .RemainingArgs()
-                             .RemainingRets()
+  static auto* handler = jaxgraph::CudaBinding()
                              .To(jaxgraph::LaunchCuda, {xla::ffi::Traits::kCmdBufferCompatible})
                              .release();
   return handler->Call(frame);

@@ -75,7 +75,6 @@ nb::dict ToDict(const Execution& execution) {
 }
 
 nb::dict ToDict(const VariantDescription& variant) {
-  static constexpr const char* kKinds[] = {"arena", "operand", "result"};
   nb::list chunks;
   for (const ChunkDescription& c : variant.chunks) {
     nb::dict chunk;
@@ -88,7 +87,7 @@ nb::dict ToDict(const VariantDescription& variant) {
   for (const BaseDescription& b : variant.bases) {
     nb::dict base;
     base["label"] = b.label;
-    base["kind"] = kKinds[static_cast<int>(b.kind)];
+    base["kind"] = NameOf(b.kind);
     base["nbytes"] = b.nbytes;
     base["place"] = NameOf(b.place);
     base["nodes"] = b.nodes;

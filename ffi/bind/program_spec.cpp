@@ -127,10 +127,9 @@ nb::dict DescribeNode(const Node& node) {
 }
 
 nb::dict DescribeBase(const Base& base) {
-  static constexpr const char* kKinds[] = {"arena", "operand", "result"};
   static constexpr const char* kHints[] = {"unknown", "wanders"};
   nb::dict out;
-  out["kind"] = kKinds[static_cast<int>(base.kind)];
+  out["kind"] = NameOf(base.kind);
   out["hint"] = kHints[static_cast<int>(base.hint)];
   out["written"] = base.written;
   out["alias"] = base.alias;

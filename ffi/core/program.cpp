@@ -119,6 +119,11 @@ Status GetNode(Reader* r, Node* node) {
 
 }  // namespace
 
+const char* NameOf(BaseKind kind) {
+  constexpr const char* names[] = {"arena", "operand", "result"};
+  return names[static_cast<int>(kind)];
+}
+
 const char* NameOf(Op op) {
   constexpr const char* names[kNumOps] = {"view",     "expr", "row",       "matmul", "gather",
                                           "set_rows", "copy", "attention", "sort"};

@@ -123,6 +123,7 @@ struct Node {
 };
 
 enum class BaseKind : uint8_t { kArena = 0, kOperand = 1, kResult = 2 };
+const char* NameOf(BaseKind kind);  // "arena", "operand", "result"
 
 // What the planner knows of a base's address from call to call; the executor decides (placement).
 enum class BaseHint : uint8_t {

@@ -17,11 +17,12 @@ from jax.interpreters import mlir
 
 from jaxgraph.errors import PlanError
 from jaxgraph.frontend import contraction
-from jaxgraph.frontend.flatten import Value, flatten
+from jaxgraph.frontend.flatten import flatten
 from jaxgraph.options import Options
 from jaxgraph.passes import profitability
 from jaxgraph.passes.splits import NATIVE, cut
 from jaxgraph.plan.program import NativeSplit, plan_native
+from jaxgraph.plan.step import Split, evaluate
 from jaxgraph.runtime import native
 from jaxgraph.runtime.ffi_call import kernel_call
 from jaxgraph.runtime.plain import mean_the_plain_function, plain
@@ -87,17 +88,8 @@ def plan(jaxpr: Any, name: str) -> tuple[NativeSplit, Callable[..., list[Any]]] 
         return None
 
     def call_kernel(*args: Any) -> list[Any]:
-        env: dict[int, Any] = {id(v): a for v, a in step.consts}
-        env |= {id(v): a for v, a in zip(step.inputs, args, strict=True)}
-
-        def read(value: Value) -> Any:
-            if id(value) in env:
-                return env[id(value)]
-            return jax.numpy.asarray(value.known, dtype=value.aval.dtype)
-
-        results = kernel_call(split, [read(v) for v in run.inputs])
-        env.update({id(v): r for v, r in zip(run.outputs, results, strict=True)})
-        return [read(v) for v in step.outputs]
+        whole = Split(run.backend, len(run.eqns), split, run, 0)
+        return evaluate(step, [whole], args, lambda _, operands: kernel_call(split, operands))
 
     return split, call_kernel
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -101,23 +101,43 @@ class StepPlan:
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluates the step on flat arguments; traceable by JAX."""
-        from jaxgraph.runtime.ffi_call import native_call
+        return evaluate(self.step, self.splits, args, _call_split)
 
-        env: dict[int, Any] = {}
-        for value, arg in zip(self.step.inputs, args, strict=True):
-            env[id(value)] = arg
-        for value, array in self.step.consts:
-            env[id(value)] = array
-        for split in self.splits:
-            if split.native is not None:
-                operands = [_read(env, v) for v in split.cut.inputs]
-                with jax.named_scope(f"jaxgraph_split_{split.number}"):  # for JAX's profiler
-                    results = native_call(split.native, operands)
-                env.update({id(v): r for v, r in zip(split.cut.outputs, results, strict=True)})
-            else:
-                for eqn in split.cut.eqns:
-                    _evaluate(eqn, env)
-        return [_read(env, v) for v in self.step.outputs]
+
+def evaluate(
+    step: FlatStep,
+    splits: Sequence[Split],
+    args: Sequence[Any],
+    call: Callable[[Split, list[Any]], list[Any]],
+) -> list[Any]:
+    """Evaluates splits on the step's arguments; traceable by JAX.
+
+    Args:
+      step: whose arguments and results they are.
+      splits: in execution order.
+      args: the step's flat arguments.
+      call: runs a native split on its operands.
+    """
+    env: dict[int, Any] = {}
+    for value, arg in zip(step.inputs, args, strict=True):
+        env[id(value)] = arg
+    for value, array in step.consts:
+        env[id(value)] = array
+    for split in splits:
+        if split.native is not None:
+            results = call(split, [_read(env, v) for v in split.cut.inputs])
+            env.update({id(v): r for v, r in zip(split.cut.outputs, results, strict=True)})
+        else:
+            for eqn in split.cut.eqns:
+                _evaluate(eqn, env)
+    return [_read(env, v) for v in step.outputs]
+
+
+def _call_split(split: Split, operands: list[Any]) -> list[Any]:
+    from jaxgraph.runtime.ffi_call import native_call
+
+    with jax.named_scope(f"jaxgraph_split_{split.number}"):  # for JAX's profiler
+        return native_call(split.native, operands)
 
 
 def plan_step(

@@ -7,30 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "ffi/device/host/serial_for.h"
-#include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/cuda/decode_nodes.h"
 #include "tests/ffi/kernels/random_nodes.h"
+#include "tests/ffi/kernels/run_host.h"
 
 namespace jaxgraph::testing {
 namespace {
 
 bool IsCompiled(const Launch& launch) {
   return std::strncmp(launch.kernel->name, "jaxgraph_", 9) == 0;
-}
-
-Buffers RunOnHost(const NodeCase& c) {
-  Buffers buffers = c.buffers;
-  std::vector<Launch> launches;
-  size_t covered = 0;
-  EXPECT_TRUE(
-      HostEmitter().Emit({Resolve(c.node, Addresses(buffers))}, 0, true, &launches, &covered).ok());
-  SerialFor serial;
-  for (const Launch& launch : launches) {
-    launch.kernel->host_function(launch.params.data(), serial);
-  }
-  return buffers;
 }
 
 // One node with memory of its own.
@@ -114,7 +100,7 @@ class JitTest : public CudaTest {
         EXPECT_TRUE(got[n] == reference[n]) << "compiled and interpreted: other bits";
       }
       EXPECT_TRUE(SameResult(cases[n], got[n], reference[n])) << "compiled and interpreted differ";
-      EXPECT_TRUE(SameResult(cases[n], got[n], RunOnHost(cases[n]))) << "compiled and host differ";
+      EXPECT_TRUE(SameResult(cases[n], got[n], RunHost(cases[n]))) << "compiled and host differ";
       for (const Launch& launch : compiled[n]) num_compiled_ += IsCompiled(launch);
       for (const Launch& launch : interpreted[n]) EXPECT_FALSE(IsCompiled(launch));
     }

@@ -5,10 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "ffi/device/host/serial_for.h"
-#include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/kernels/random_nodes.h"
+#include "tests/ffi/kernels/run_host.h"
 
 namespace jaxgraph::testing {
 namespace {
@@ -17,20 +16,6 @@ namespace {
 int NumCases(int fallback) {
   const char* text = std::getenv("JAXGRAPH_TEST_CASES");
   return text != nullptr ? std::atoi(text) : fallback;
-}
-
-Buffers RunOnHost(const NodeCase& c) {
-  Buffers buffers = c.buffers;
-  std::vector<Launch> launches;
-  size_t covered = 0;
-  const Status status =
-      HostEmitter().Emit({Resolve(c.node, Addresses(buffers))}, 0, true, &launches, &covered);
-  EXPECT_TRUE(status.ok()) << status.message();
-  SerialFor serial;
-  for (const Launch& launch : launches) {
-    launch.kernel->host_function(launch.params.data(), serial);
-  }
-  return buffers;
 }
 
 class CudaKernelsTest : public CudaTest {
@@ -79,7 +64,7 @@ class CudaKernelsTest : public CudaTest {
     Buffers got;
     const Emitter& emitter = compiled ? CudaEmitter() : InterpretingCudaEmitter();
     ASSERT_NO_FATAL_FAILURE(RunOnCuda(emitter, c, &got)) << Describe(c);
-    ASSERT_TRUE(SameResult(c, got, RunOnHost(c)));
+    ASSERT_TRUE(SameResult(c, got, RunHost(c)));
   }
   // By the interpreter, and by kernels of their own (which jit_test.cpp tries with random nodes).
   void CheckBoth(const NodeCase& c) {
@@ -242,7 +227,7 @@ TEST_F(CudaKernelsTest, WithoutClustersTheProductsAreTheSameNumbers) {
   ASSERT_EQ(launches.size(), 1u);
   EXPECT_EQ(launches[0].cluster, 1u);
   ASSERT_OK(device_->LaunchKernel(launches[0], stream_));
-  ASSERT_TRUE(SameResult(c, {a.Download(), b.Download(), out.Download()}, RunOnHost(c)));
+  ASSERT_TRUE(SameResult(c, {a.Download(), b.Download(), out.Download()}, RunHost(c)));
 }
 
 // --- values that random ones never are

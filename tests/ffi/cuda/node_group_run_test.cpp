@@ -4,33 +4,17 @@
 #include <string>
 #include <vector>
 
-#include "ffi/device/host/serial_for.h"
 #include "ffi/kernels/cuda/jit/jit.h"
 #include "ffi/kernels/cuda/jit/node_group.h"
-#include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/cuda/small_nodes.h"
+#include "tests/ffi/kernels/run_host.h"
 
 namespace jaxgraph::testing {
 namespace {
 
 bool IsGroup(const Launch& launch) {
   return std::string(launch.kernel->name).rfind("jaxgraph_group_", 0) == 0;
-}
-
-Buffers RunOnHost(const GroupCase& c) {
-  Buffers buffers = c.buffers;
-  const std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
-  SerialFor serial;
-  for (size_t n = 0; n < nodes.size(); ++n) {
-    std::vector<Launch> launches;
-    size_t covered = 0;
-    EXPECT_TRUE(HostEmitter().Emit(nodes, n, false, &launches, &covered).ok());
-    for (const Launch& launch : launches) {
-      launch.kernel->host_function(launch.params.data(), serial);
-    }
-  }
-  return buffers;
 }
 
 class NodeGroupRun : public CudaTest {
@@ -148,7 +132,7 @@ TEST_F(NodeGroupRun, CacheUpdates) {
             size_t groups = 0;
             ASSERT_NO_FATAL_FAILURE(Check(c, &groups));
             ASSERT_EQ(groups, 1u);
-            EXPECT_TRUE(Download() == RunOnHost(c)) << "the host's bits differ";
+            EXPECT_TRUE(Download() == RunHost(c.nodes, c.buffers)) << "the host's bits differ";
           }
         }
       }
@@ -168,7 +152,7 @@ TEST_F(NodeGroupRun, TheLastSliceWins) {
       GroupCase c = MakeCacheUpdate(rng, s);
       for (const int src : {2, 3, 4}) {  // the row, the position, and now and then not 0
         const TensorRef& index = c.nodes[2].srcs[src];
-        FillTensor(rng, &c, index, src < 4 || Chance(rng, 0.5) ? -1 : 0,
+        FillRandom(rng, &c, index, src < 4 || Chance(rng, 0.5) ? -1 : 0,
                    src == 2   ? 7
                    : src == 3 ? 2
                               : 0);
@@ -176,7 +160,7 @@ TEST_F(NodeGroupRun, TheLastSliceWins) {
       size_t groups = 0;
       ASSERT_NO_FATAL_FAILURE(Check(c, &groups));
       ASSERT_EQ(groups, 1u);
-      EXPECT_TRUE(Download() == RunOnHost(c)) << "the host's bits differ";
+      EXPECT_TRUE(Download() == RunHost(c.nodes, c.buffers)) << "the host's bits differ";
     }
   }
 }
@@ -201,7 +185,7 @@ TEST_F(NodeGroupRun, IndicesThatAnExprComputes) {
       size_t groups = 0;
       ASSERT_NO_FATAL_FAILURE(Check(c, &groups));
       ASSERT_EQ(groups, 1u);
-      EXPECT_TRUE(Download() == RunOnHost(c)) << "the host's bits differ";
+      EXPECT_TRUE(Download() == RunHost(c.nodes, c.buffers)) << "the host's bits differ";
     }
   }
 }

@@ -12,18 +12,6 @@
 
 namespace jaxgraph::testing {
 
-inline void FillTensor(Rng& rng, GroupCase* c, const TensorRef& t, double lo, double hi) {
-  ForEachIndex(t, [&](const int64_t* index) {
-    Value v;
-    if (IsFloat(t.dtype)) {
-      v.f = UniformReal(rng, lo, hi);
-    } else {
-      v.i = UniformInt(rng, static_cast<int64_t>(lo), static_cast<int64_t>(hi));
-    }
-    Write(c->buffers, t, index, v);
-  });
-}
-
 // Elements [first, first + size) of the last dimension.
 inline TensorRef Part(TensorRef t, int64_t first, int64_t size) {
   t.offset += first * t.strides[t.rank - 1] * static_cast<int64_t>(SizeOf(t.dtype));
@@ -86,7 +74,7 @@ struct LayerShape {
 inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
   GroupCase c;
   const auto filled = [&](TensorRef t) {
-    FillTensor(rng, &c, t, -2, 2);
+    FillRandom(rng, &c, t, -2, 2);
     return t;
   };
   const auto heads_of = [&](int64_t heads) {

@@ -1,10 +1,9 @@
 // Fused groups against the nodes one by one, and both against sums in f64; eager, captured and
 // replayed runs of each against each other, bit by bit.
-#include "ffi/device/host/serial_for.h"
 #include "ffi/kernels/cuda/strided_space.h"
-#include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/cuda/group_case.h"
+#include "tests/ffi/kernels/run_host.h"
 
 namespace jaxgraph::testing {
 namespace {
@@ -63,21 +62,6 @@ class StreamTest : public CudaTest {
     for (size_t b = 0; b < c.buffers.size(); ++b) {
       if ((*result)[b].empty()) (*result)[b] = c.buffers[b];
     }
-  }
-
-  static Buffers RunOnHost(const GroupCase& c) {
-    Buffers buffers = c.buffers;
-    const std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
-    SerialFor serial;
-    for (size_t n = 0; n < nodes.size(); ++n) {
-      std::vector<Launch> launches;
-      size_t covered = 0;
-      EXPECT_TRUE(HostEmitter().Emit(nodes, n, false, &launches, &covered).ok());
-      for (const Launch& launch : launches) {
-        launch.kernel->host_function(launch.params.data(), serial);
-      }
-    }
-    return buffers;
   }
 
   // ||got - want|| / ||want||; not a number where either holds one.
@@ -146,7 +130,7 @@ class StreamTest : public CudaTest {
       EXPECT_LE(Distance(t, fused, single), unit / 4) << "against single nodes";
     }
     if (with_host) {
-      const Buffers host = RunOnHost(c);
+      const Buffers host = RunHost(c.nodes, c.buffers);
       for (const TensorRef& t : c.outs()) {
         EXPECT_LE(Distance(t, fused, host), unit) << "against the host";
       }

@@ -195,7 +195,8 @@ inline TensorRef MakeTensor(Rng& rng, NodeCase* c, DType dtype, const std::vecto
 }
 
 // Fills a tensor with random values in [lo, hi], rounded to its type.
-inline void FillRandom(Rng& rng, NodeCase* c, const TensorRef& t, double lo, double hi) {
+template <typename Case>
+void FillRandom(Rng& rng, Case* c, const TensorRef& t, double lo, double hi) {
   ForEachIndex(t, [&](const int64_t* index) {
     Value v;
     if (IsFloat(t.dtype)) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/kernels/node_case.h"
@@ -53,6 +54,13 @@ inline void RunHostIn(const Node& node, int threads, Buffers* buffers) {
 inline Buffers RunHost(const NodeCase& c, int threads = 1) {
   Buffers buffers = c.buffers;
   RunHostIn(c.node, threads, &buffers);
+  return buffers;
+}
+
+// Runs nodes one after the other on a copy of their buffers.
+inline Buffers RunHost(const std::vector<Node>& nodes, const Buffers& given) {
+  Buffers buffers = given;
+  for (const Node& node : nodes) RunHostIn(node, 1, &buffers);
   return buffers;
 }
 
