@@ -38,6 +38,18 @@ def test_doctor_finds_all_well(capsys):
     assert found["problems"] == found["warnings"] == []
 
 
+@pytest.mark.gpu
+def test_doctor_tests_the_gpu_too(capsys):
+    code, found = machine(capsys, "doctor")
+    assert code == OK, found
+    assert found["build"]["cuda"] and found["build"]["run_time_compiler"].startswith("NVRTC")
+    assert [d["plain"] for d in found["devices"]] == [None] * len(jax.devices())
+    names = [t["name"] for t in found["self_test"] if not t["error"]]
+    ways = ["capture and replay", "update by patching", "update by re-capture"]
+    ways.append("update by instantiation")
+    assert names == [f"{backend}: {way}" for backend in ("cpu", "cuda") for way in ways]
+
+
 def test_doctor_says_what_is_switched_off(capsys, monkeypatch):
     monkeypatch.setenv("JAXGRAPH_DISABLE", "1")
     code, found = machine(capsys, "doctor", "--no-self-test")
