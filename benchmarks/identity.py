@@ -12,8 +12,10 @@ import statistics
 import struct
 import sys
 import time
+import timeit
 
 from jaxgraph import Options, _native
+from jaxgraph.observe.counters import Tally
 
 testing = _native.testing
 F32, EXPR = 11, 1
@@ -155,6 +157,11 @@ def measure(platform):
     row("uid hit, 2 operands, 100 nodes", few, 1, "call")
     row("uid hit, 2 operands, 10,000 nodes", bench.steady(Chain(10_000), 200), 1, "call")
     row("uid hit, 300 operands more", many - few, 300, "base")
+    for chunks, name in ((1, "1 chunk"), (20, "20 chunks")):
+        observing = testing.time_observing(Chain(1).bytes, chunks, 200_000)
+        row(f"of a uid hit: being observed, {name}", observing, 1, "call")
+    counted = min(timeit.repeat(Tally().add_call, number=100_000)) / 100_000 * 1e9
+    row("counting a call in Python", counted, 1, "call")
     for nodes in (100, 1000, 10_000):
         row(f"full compare, {nodes:,} nodes", compare(nodes, 200_000 // nodes), nodes, "node")
     for percent in (1, 10, 100):

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "ffi/bind/plain_data.h"
 #include "ffi/core/executor.h"
 #include "ffi/core/launch_plan.h"
+#include "ffi/core/observation.h"
 #include "ffi/core/placement.h"
 #include "ffi/core/properties.h"
 #include "ffi/device/fault_injecting.h"
@@ -197,6 +199,32 @@ double TimeCompare(const nb::bytes& program, const Addresses& before, const Addr
   return nodes > 0 ? took.count() / times : 0;
 }
 
+// Nanoseconds that a replay of so many chunks pays for being observed: a look at the clock when it
+// begins (that at its end is needed for the limits on idle variants), the counters, the record.
+double TimeObserving(const nb::bytes& bytes, int chunks, int times) {
+  const std::shared_ptr<const Program> program = Load(bytes);
+  const std::function<double()> clock = Trace::Now;
+  FunctionStats stats;
+  ExecutionLog log;
+  bool traced = false;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < times; ++i) {
+    const double start = clock();
+    stats.Add(Counter::kUidHits);
+    stats.RaiseArena(program->arena_bytes);
+    uint64_t launches = 0;
+    for (int c = 0; c < chunks; ++c) {
+      traced |= Trace::Active();
+      ++launches;
+    }
+    stats.Add(Counter::kReplays);
+    NoteExecution(*program, &stats, &log, {Outcome::kReplay, launches, start, start, start + 1e-6});
+  }
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+  if (traced) throw std::runtime_error("a trace is running, which costs more");
+  return took.count() / times;
+}
+
 // The launches of the program, cut into chunks, as the host's emitter makes them.
 nb::list PlanOf(const nb::bytes& bytes) {
   const auto program = Load(bytes);
@@ -270,6 +298,7 @@ void DefineTesting(nb::module_& m) {
         nb::arg("after_bases"));
   m.def("time_compare", TimeCompare, nb::arg("program"), nb::arg("before"), nb::arg("after"),
         nb::arg("times"));
+  m.def("time_observing", TimeObserving, nb::arg("program"), nb::arg("chunks"), nb::arg("times"));
   m.def("plan", PlanOf, nb::arg("program"));
   m.def("arenas", ArenasOf, nb::arg("platform"), nb::arg("ordinal"));
   m.def("device_calls", DeviceCallNames);

@@ -47,6 +47,7 @@ class Context {
   ExecutionLog executions;
   Outcome outcome = Outcome::kEager;  // of the present call
   double decided_s = 0;               // when it was known what the present call may do
+  uint64_t chunk_launches = 0;        // executables that the present call has launched
 
  private:
   GraphDevice* device_;

@@ -29,28 +29,7 @@ Status CheckCounts(const Call& call) {
                                             " results does not fit the program");
 }
 
-uint64_t Nanoseconds(double seconds) {
-  return seconds > 0 ? static_cast<uint64_t>(seconds * 1e9) : 0;
-}
-
-Counter PhaseOf(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::kEager:
-      return Counter::kEagerNs;
-    case Outcome::kCapture:
-    case Outcome::kUpdate:
-      return Counter::kRecordNs;
-    case Outcome::kReplay:
-      break;
-  }
-  return Counter::kReplayNs;
-}
-
 }  // namespace
-
-std::string SplitName(const Program& program) {
-  return program.function + " split " + std::to_string(program.split);
-}
 
 double WallClock() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -84,32 +63,20 @@ Status Executor::Impl::RunCall(Context& context, const Call& call) {
 
   const double start = clock();
   context.decided_s = start;
+  context.chunk_launches = 0;
   Variant* variant = nullptr;
   const Status status = RunGates(context, call, &variant);
   if (variant != nullptr) {
     const double now = clock();
-    if (status.ok()) NoteTime(context, *variant, start, now);
+    if (status.ok()) {
+      NoteExecution(program, variant->stats, &context.executions,
+                    {context.outcome, context.chunk_launches, start, context.decided_s, now});
+    }
     variant->last_used_s = now;
     variant->last_call = next_call++;
     Sweep(context, program.options, now);
   }
   return status;
-}
-
-void Executor::Impl::NoteTime(Context& context, const Variant& variant, double start, double end) {
-  const uint64_t decide = Nanoseconds(context.decided_s - start);
-  const uint64_t run = Nanoseconds(end - context.decided_s);
-  variant.stats->Add(Counter::kDecideNs, decide);
-  variant.stats->Add(PhaseOf(context.outcome), run);
-  const Program& program = variant.program();
-  if (Trace::Active()) {
-    Trace::AddOnHost(SplitName(program) + ": " + NameOf(context.outcome), "execution", start, end);
-    if (decide > 0) Trace::AddOnHost("decide", "phase", start, context.decided_s);
-  }
-  constexpr uint64_t kMost = UINT32_MAX;
-  context.executions.Push({start, static_cast<uint32_t>(std::min(decide, kMost)),
-                           static_cast<uint32_t>(std::min(run, kMost)), program.function_id,
-                           program.split, context.outcome});
 }
 
 Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** found) {

@@ -18,6 +18,7 @@
 #include "ffi/core/executor.h"
 #include "ffi/core/launch_plan.h"
 #include "ffi/core/ledger.h"
+#include "ffi/core/observation.h"
 #include "ffi/core/placement.h"
 #include "ffi/core/properties.h"
 #include "ffi/core/recording.h"
@@ -58,9 +59,6 @@ struct Identity {
     changes_total = diff.fields.size();
   }
 };
-
-// For people: "model.decode_step split 0".
-std::string SplitName(const Program& program);
 
 // A named range of a profiler for as long as it lives.
 class ProfilerRange {
@@ -109,7 +107,7 @@ struct Executor::Impl {
   Status Replay(Context& context, Entry& entry, const Call& call, const Identity& identity);
   Status GoOnEagerly(Context& context, const LaunchPlan& plan, size_t chunk, Entry& entry,
                      const Call& call, Variant* variant, const Status& failure);
-  Status RunChunk(RecordedChunk* chunk, size_t c, const Call& call);
+  Status RunChunk(Context& context, RecordedChunk* chunk, size_t c, const Call& call);
   Status LaunchAll(const std::vector<Launch>& launches, Stream stream);
   Status LaunchBranches(Context& context, const std::vector<Launch>& launches, const Call& call);
 
@@ -127,7 +125,6 @@ struct Executor::Impl {
     context.outcome = outcome;
     stats->Add(counter);
   }
-  void NoteTime(Context& context, const Variant& variant, double start, double end);
   void Log(const Program& program, std::string what, std::string why) {
     Event event;
     event.what = std::move(what);

@@ -39,7 +39,7 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
     RecordedChunk& chunk = recording.chunks[c];
     Status status = recorder.Rebuild(&chunk, plan.chunks[c].launches);
-    if (status.ok()) status = RunChunk(&chunk, c, call);
+    if (status.ok()) status = RunChunk(context, &chunk, c, call);
     if (!status.ok()) return GoOnEagerly(context, plan, c, entry, call, variant, status);
   }
   recording.copies_in = plan.copies_in;
@@ -114,7 +114,7 @@ Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
     LaunchChange* const begin = next;
     while (next != end && next->chunk == c) ++next;
     Status status = recorder.Change(&chunks[c], begin, next);
-    if (status.ok()) status = RunChunk(&chunks[c], c, call);
+    if (status.ok()) status = RunChunk(context, &chunks[c], c, call);
     if (!status.ok()) {
       LaunchPlan plan;  // the same launches and chunks as were recorded: emission is pure
       JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
@@ -160,13 +160,18 @@ Status Executor::Impl::GoOnEagerly(Context& context, const LaunchPlan& plan, siz
   return Status::Ok();
 }
 
-Status Executor::Impl::RunChunk(RecordedChunk* chunk, size_t c, const Call& call) {
-  if (!chunk->captured() || !(Trace::Active() || device->profiled())) {
-    return chunk->Run(call.stream);
-  }
+Status Executor::Impl::RunChunk(Context& context, RecordedChunk* chunk, size_t c,
+                                const Call& call) {
+  if (!chunk->captured()) return Status::Ok();  // views alone
+  const auto run = [&] {
+    const Status status = chunk->Run(call.stream);
+    if (status.ok()) ++context.chunk_launches;
+    return status;
+  };
+  if (!Trace::Active() && !device->profiled()) return run();
   const std::string name = SplitName(*call.program) + " chunk " + std::to_string(c);
   const ProfilerRange range(device, name);
-  return timeline.Run(name, call.stream, [&] { return chunk->Run(call.stream); });
+  return timeline.Run(name, call.stream, run);
 }
 
 // One after the other: where nothing may be forked from the stream, or something has just failed.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxgraph.runtime import native
 
@@ -178,21 +179,32 @@ def _readable(name: str, value: int) -> str:
 
 
 class Tally:
-    """What is counted in Python of one wrapped function. Thread-safe."""
+    """What is counted in Python of one wrapped function. Thread-safe.
+
+    Attributes:
+      add_call: counts one call from Python. It takes a ticket, since a lock would cost every
+        call 150 ns more.
+    """
+
+    add_call: Callable[[], int]
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.add_call = itertools.count().__next__
+        self._lock = threading.Lock()  # guards what follows
+        self._looks = 0  # tickets that were taken to look at them
         self.zero()
+
+    def _calls(self) -> int:
+        """Calls since it was made. A ticket can only be looked at by taking one."""
+        calls = self.add_call() - self._looks
+        self._looks += 1
+        return calls
 
     def zero(self) -> None:
         """Starts anew."""
         with self._lock:
-            self._calls = self._signatures = self._planning_ns = 0
-
-    def add_call(self) -> None:
-        """Counts one call from Python."""
-        with self._lock:
-            self._calls += 1
+            self._calls_before = self._calls()
+            self._signatures = self._planning_ns = 0
 
     def add_plan(self, nanoseconds: int) -> None:
         """Counts one signature that was traced and planned."""
@@ -204,7 +216,7 @@ class Tally:
         """The counters under the names that `Stats` has for them."""
         with self._lock:
             return {
-                "calls": self._calls,
+                "calls": self._calls() - self._calls_before,
                 "signatures": self._signatures,
                 "planning_ns": self._planning_ns,
             }
