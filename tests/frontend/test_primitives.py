@@ -27,13 +27,13 @@ def integers(dtype, shape, seed=0):
     return jnp.asarray(rng.integers(info.min, info.max, shape, endpoint=True, dtype=dtype))
 
 
-def check(fun, *args, rtol=0.0, atol=0.0, native=True):
-    """Three calls equal those of jax.jit; all of it, or nothing, is one native split."""
+def check(fun, *args, rtol=0.0, atol=0.0, native=True, expected=None):
+    """Three calls equal those of jax.jit, or `expected`; all, or nothing, is one native split."""
     step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
     explanation = step.explain(*args)
     backends = [s.backend for s in explanation.splits]
     assert backends == ["native" if native else "xla"], explanation
-    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    expected = jax.tree.leaves(jax.jit(fun)(*args) if expected is None else expected)
     for _ in range(3):
         for got, want in zip(jax.tree.leaves(step(*args)), expected, strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
@@ -153,7 +153,9 @@ def test_products_of_integers(dtype):
     a, b = integers(dtype, (3, 5, 7)), integers(dtype, (7, 3, 2), seed=1)
     check(lambda a, b: jnp.einsum("bmk,kbn->nbm", a, b), a, b)
     wide = {"preferred_element_type": jnp.int32}
-    check(lambda a, b: jnp.einsum("bmk,kbn->bmn", a, b, **wide), a, b)
+    # Not against XLA: in jax 0.11.2 it returns twice this product for int8 on a CUDA device.
+    sums = np.einsum("bmk,kbn->bmn", np.asarray(a, np.int32), np.asarray(b, np.int32))
+    check(lambda a, b: jnp.einsum("bmk,kbn->bmn", a, b, **wide), a, b, expected=sums)
     check(lambda a, b: a[0, 0] @ b[:, 0, 0], a, b)
     check(lambda a, b: jnp.outer(a[0, 0], b[:, 0, 0]), a, b)
 
