@@ -1,6 +1,7 @@
 # make demo: a real model speaks, with plain XLA and with jaxgraph.
 # make test: every test that this machine can run.
-# make bench: the tables of docs/performance.md, on a machine with a GPU.
+# make bench: the tables and pictures of docs/performance.md, on a machine with a GPU. BENCH has
+# options of benchmarks/suite.py: make bench BENCH="--only decode --quick".
 # make docs: the documentation, into build/site. make types: pyright over the public modules.
 # make lint: formatting and lint checks. make format: mends what can be mended.
 # PYTHON names the interpreter to make the virtual environment with, VENV the environment's folder.
@@ -20,9 +21,7 @@ test: install
 	$(VENV)/bin/pytest  # not python -m pytest: that would import the source folder, which is not built
 
 bench: install
-	@if nvidia-smi -L >/dev/null 2>&1; then \
-	  for shape in 15m 135m 1b 8b; do $(VENV)/bin/python benchmarks/decode.py --shape $$shape || exit; done; \
-	else echo "make bench: no NVIDIA GPU here, so there is nothing to measure"; fi
+	$(VENV)/bin/python benchmarks/suite.py $(BENCH)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

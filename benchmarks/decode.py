@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     print(f"{'memory floor':34} {floor_us:10.1f} {'':10} {1:8.0%}")
     if arguments.json is not None:
-        write_json(arguments, timings, floor_us, bandwidth)
+        write_json(arguments, timings, needed, bandwidth)
     return 0
 
 
@@ -242,7 +242,7 @@ def print_heading(arguments: argparse.Namespace, bandwidth: float, needed: int) 
 
 
 def write_json(
-    arguments: argparse.Namespace, timings: list[Timing], floor_us: float, bandwidth: float
+    arguments: argparse.Namespace, timings: list[Timing], needed: int, bandwidth: float
 ) -> None:
     settings = {k: v for k, v in vars(arguments).items() if k != "json"}
     versions = {"python": platform.python_version(), "jax": jax.__version__}
@@ -253,7 +253,8 @@ def write_json(
         "versions": versions,
         "settings": settings,
         "copy_bytes_per_second": bandwidth,
-        "floor_us": floor_us,
+        "bytes_read": needed,
+        "floor_us": needed / bandwidth * 1e6,
         "timings": [asdict(timing) for timing in timings],
     }
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -120,7 +120,7 @@ def test_device_spans_cover_the_step(products_step, tmp_path):
 def test_dump_has_what_the_driver_captured(products_step, tmp_path):
     step, _ = products_step
     files = {path.name: path for path in jaxgraph.dump(step, tmp_path)}
-    chunks = [path for name, path in files.items() if re.match(r"CUDA\d+_split0_variant\d+_", name)]
+    chunks = [path for name, path in files.items() if re.match(r"cuda\d+_split0_variant\d+_", name)]
     assert len(chunks) == step.stats().live_execs
     nodes = 0
     for chunk in chunks:
