@@ -10,6 +10,9 @@ VENV ?= .venv
 SOURCES := pyproject.toml CMakeLists.txt $(shell find jaxgraph ffi cmake -type f -not -name '*.pyc' -not -name '*.so')
 CXX_SOURCES := $(shell find ffi tests -name '*.h' -o -name '*.cpp' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
+# Installs what an extra of pyproject.toml names, without the package itself.
+install_extra = $(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])" | xargs $(VENV)/bin/python -m pip install -q
+
 .PHONY: install demo test bench lint format types docs clean
 
 install: $(VENV)/.installed
@@ -27,6 +30,8 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/zizmor --quiet --offline .github
 
 format: $(VENV)/.lint
 	$(VENV)/bin/ruff check --fix .
@@ -40,11 +45,11 @@ $(VENV)/.installed: $(SOURCES) scripts/make_venv.sh
 # The tools' versions stand in pyproject.toml: another version formats in another way.
 $(VENV)/.lint: pyproject.toml
 	[ -x $(VENV)/bin/python ] || $${PYTHON:-python3} -m venv $(VENV)
-	$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])" | xargs $(VENV)/bin/python -m pip install -q
+	$(call install_extra,lint)
 	touch $@
 
 types: install
-	$(VENV)/bin/python -m pip install -q pyright
+	$(call install_extra,types)
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # Needs nothing of the package but its source.
@@ -53,7 +58,7 @@ docs: $(VENV)/.docs
 
 $(VENV)/.docs: pyproject.toml
 	[ -x $(VENV)/bin/python ] || $${PYTHON:-python3} -m venv $(VENV)
-	$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])" | xargs $(VENV)/bin/python -m pip install -q
+	$(call install_extra,docs)
 	touch $@
 
 clean:

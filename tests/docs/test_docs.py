@@ -1,5 +1,6 @@
 """The documentation: its code runs as it stands, and its links lead somewhere."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 TEXTS = [*PAGES, *REPOSITORY.glob("*.md")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-LANGUAGES = {"python", "sh", "mermaid", "text", ""}
+LANGUAGES = {"python", "sh", "text", ""}
 
 
 def blocks(page, language):
@@ -73,6 +74,17 @@ def test_links_lead_somewhere(text):
         assert target.exists(), link
         if anchor and not anchor.startswith("jaxgraph."):  # those, mkdocstrings makes
             assert anchor in anchors(target.read_text()), link
+
+
+def test_diagrams_are_drawn_from_their_sources():
+    """If this fails: scripts/draw_diagrams.sh"""
+    sources = sorted((REPOSITORY / "docs/diagrams").glob("*.dot"))
+    shown = "".join(page.read_text() for page in PAGES)
+    assert sources
+    for source in sources:
+        picture = REPOSITORY / "docs/images" / f"{source.stem}.svg"
+        assert hashlib.sha256(source.read_bytes()).hexdigest() in picture.read_text(), source
+        assert f"(images/{source.stem}.svg)" in shown, source
 
 
 def test_every_page_is_in_the_navigation():
