@@ -1,5 +1,6 @@
 """What all tests share: where the examples are, the real model, and which tests can run here."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -27,6 +28,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if jax.default_backend() != "gpu":
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def two_devices(request):
+    """The environment of a process that sees two devices: of the host, or two GPUs."""
+    import jax
+
+    if request.param == "cuda" and jax.device_count("gpu") < 2:
+        pytest.skip("needs two CUDA devices")
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu" if request.param == "cpu" else "cuda,cpu",
+        "JAX_NUM_CPU_DEVICES": "2",  # fixed when JAX starts
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # this process has device memory, too
+    }
 
 
 @pytest.fixture(scope="session")
