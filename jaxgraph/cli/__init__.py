@@ -1,7 +1,7 @@
 """The command line: `python -m jaxgraph doctor|explain|bench`.
 
 Exit codes: 0 all is well; 1 something failed, or gave wrong results; 2 the command was not
-understood; 3 it works, but the plain function runs where a native split could.
+understood; 3 it works, but not as it could: the plain function runs, or something is switched off.
 """
 
 from __future__ import annotations

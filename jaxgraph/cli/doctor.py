@@ -58,6 +58,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Terminal], 
         warnings.append("fusion is switched off by JAXGRAPH_DISABLE_FUSION")
     if options is not None and not options.concurrency:
         warnings.append("side streams are switched off by JAXGRAPH_DISABLE_CONCURRENCY")
+    compiler = found["build"]["run_time_compiler"]
+    if compiler.startswith("off") and any(d["cuda"] and not d["plain"] for d in found["devices"]):
+        warnings.append(f"no kernels are compiled for your shapes: {compiler}")
     if not args.no_self_test and options is not None:
         found["self_test"] = [test for device in _test_devices() for test in self_test(device)]
         problems += [f"{t['name']}: {t['error']}" for t in found["self_test"] if t["error"]]
@@ -74,6 +77,7 @@ def _device(device: Any) -> dict[str, Any]:
     return {
         "name": str(device),
         "kind": device.device_kind,
+        "cuda": name == "cuda",
         "compute_capability": getattr(device, "compute_capability", None),
         "plain": native.why_unsupported(name),
     }

@@ -10,6 +10,7 @@ import pytest
 import jaxgraph
 from jaxgraph.cli import main
 from jaxgraph.cli.terminal import Terminal
+from jaxgraph.runtime import native
 
 HERE = pathlib.Path(__file__).parent
 OK, FAILED, USAGE, PLAIN = 0, 1, 2, 3
@@ -58,6 +59,21 @@ def test_doctor_says_what_is_switched_off(capsys, monkeypatch):
     assert found["environment"] == {"JAXGRAPH_DISABLE": "1"}
     assert any("JAXGRAPH_DISABLE" in warning for warning in found["warnings"])
     assert "self_test" not in found
+
+
+def test_doctor_says_that_no_kernels_are_compiled(capsys, monkeypatch):
+    class Gpu:
+        platform, device_kind = "gpu", "NVIDIA H200"
+
+    monkeypatch.setattr(jax, "devices", lambda *backend: [Gpu()])
+    monkeypatch.setattr(native, "why_unsupported", lambda platform: None)
+    why = "off: JAXGRAPH_DISABLE_JIT is set"
+    monkeypatch.setattr(native, "compiler_status", lambda: why)
+    code, found = machine(capsys, "doctor", "--no-self-test")
+    assert code == PLAIN
+    assert found["warnings"] == [f"no kernels are compiled for your shapes: {why}"]
+    monkeypatch.setattr(native, "compiler_status", lambda: "NVRTC 13.0")
+    assert machine(capsys, "doctor", "--no-self-test")[0] == OK
 
 
 def test_doctor_tests_what_the_environment_switches_off(capsys, monkeypatch):
