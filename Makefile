@@ -54,7 +54,7 @@ types: install
 
 # Needs nothing of the package but its source.
 docs: $(VENV)/.docs
-	$(VENV)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
 $(VENV)/.docs: pyproject.toml
 	[ -x $(VENV)/bin/python ] || $${PYTHON:-python3} -m venv $(VENV)

@@ -132,7 +132,7 @@ def built(target: str, build: Path) -> Path | None:
     """A benchmark in C++, made if it is not there; None: it cannot be made here."""
     source = HERE.parent
     commands = (
-        ("cmake", "-S", str(source), "-B", str(build), "-DCMAKE_CUDA_ARCHITECTURES=native"),
+        ("cmake", "-S", str(source), "-B", str(build)),
         ("cmake", "--build", str(build), "--parallel", "--target", target),
     )
     for command in commands:
