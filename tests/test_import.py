@@ -26,7 +26,9 @@ def test_import_takes_less_than_100_ms_beyond_jax():
     assert min(float(run(code)[0]) for _ in range(5)) < MOST_MS
 
 
-@pytest.mark.parametrize("module", ["matplotlib", "jaxgraph.plan.step", "jaxgraph.cli"])
+@pytest.mark.parametrize(
+    "module", ["matplotlib", "jaxgraph.plan.step", "jaxgraph.cli", "jaxgraph.frontend.contraction"]
+)
 def test_import_leaves_alone_what_is_not_needed_yet(module):
     assert run(f"import sys, jaxgraph; print({module!r} in sys.modules)") == ["False"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxgraph.frontend import contraction
-from jaxgraph.frontend.flatten import FlatStep
+if TYPE_CHECKING:
+    from jaxgraph.frontend.flatten import FlatStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +99,9 @@ class Decision:
 
 def judge_step(step: FlatStep, limits: Limits) -> Decision:
     """Whether the whole step is better left to XLA, for the sake of its widest product."""
+    # Here, for Options needs the limits alone, and `import jaxgraph` is to be quick.
+    from jaxgraph.frontend import contraction
+
     weights = _weights(step)
     widest, rows, excess = None, 0, 0.0
     for eqn in step.eqns:
