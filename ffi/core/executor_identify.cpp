@@ -57,10 +57,12 @@ void Executor::Impl::NoteMoved(Variant* variant, size_t base) {
 }
 
 // Follows the bases that wandered: the nodes that touch them and the slots' copies are others now.
+// An exception in the middle (host memory ran out) leaves the variant in doubt.
 Status Executor::Impl::Follow(Context& context, Identity* identity) {
   Variant* variant = identity->variant;
   JAXGRAPH_RETURN_IF_ERROR(
       CheckAddresses(variant->program(), variant->placement, context.addresses));
+  const uint64_t generation = std::exchange(variant->arena_generation, Variant::kInDoubt);
   identity->partial = std::exchange(variant->recording.current, false);
   for (const uint32_t b : context.wandered) {
     NoteMoved(variant, b);
@@ -72,14 +74,15 @@ Status Executor::Impl::Follow(Context& context, Identity* identity) {
     if (std::exchange(variant->snapshot.bases[b], now) != now) identity->moved.push_back(b);
   }
   variant->addresses = context.addresses;
+  variant->arena_generation = generation;
   return Status::Ok();
 }
 
 // Takes bases that have come to rest out of their slots, whose copies every call pays for.
 void Executor::Impl::Settle(Context& context, Variant* variant, Identity* identity) {
   if (!variant->placement.Settle()) return;
-  variant->placement.Resolve(context.addresses, context.arena.data(), &variant->snapshot.bases);
   variant->recording.current = false;
+  variant->placement.Resolve(context.addresses, context.arena.data(), &variant->snapshot.bases);
   identity->partial = false;
   identity->why = "bases that came to rest are used in place again";
   Log(*variant, "placement", identity->why);
@@ -111,9 +114,11 @@ Variant* Executor::Impl::FindSameProgram(Context& context, Entry& entry,
   return entry.variants.size() >= limit && oldest->Runs(program) ? oldest : nullptr;
 }
 
-// Gives the variant the call's addresses.
+// Gives the variant the call's addresses. As in Follow, an exception leaves it in doubt.
 Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Identity* identity) {
   JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, variant->placement.arena_bytes(), variant->stats));
+  const uint64_t generation = std::exchange(variant->arena_generation, Variant::kInDoubt);
+  identity->partial = std::exchange(variant->recording.current, false);
   variant->placement.BeginCall();
   for (size_t b = 1; b < context.addresses.size(); ++b) {
     if (variant->addresses[b] != context.addresses[b]) NoteMoved(variant, b);
@@ -124,7 +129,8 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
   variant->stats->Add(Counter::kPropertyCompares);
   variant->stats->Add(Counter::kNodesCompared, diff.nodes_compared);
   identity->addresses_changed = diff.change != Change::kNone;
-  identity->arena_moved = variant->arena_generation != context.arena.generation;
+  identity->arena_moved =
+      generation != Variant::kInDoubt && generation != context.arena.generation;
   if (identity->addresses_changed) {
     identity->why = (identity->arena_moved ? "the arena moved; " : "") +
                     Summarize(diff, variant->snapshot, now);
@@ -133,7 +139,6 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
   for (uint32_t b = 0; b < now.bases.size(); ++b) {
     if (variant->snapshot.bases[b] != now.bases[b]) identity->moved.push_back(b);
   }
-  identity->partial = std::exchange(variant->recording.current, false);
   identity->copies_in = identity->copies_out = true;  // which ones moved does not matter here
   variant->snapshot = std::move(now);
   variant->addresses = context.addresses;

@@ -26,11 +26,14 @@ const char* NameOf(Stage stage);
 struct Variant {
   Variant(std::shared_ptr<const Program> program, FunctionStats* stats);
 
+  // No arena's generation: the variant hits no uid, and its nodes are compared anew.
+  static constexpr uint64_t kInDoubt = UINT64_MAX;
+
   FunctionStats* const stats;
   Placement placement;
   Snapshot snapshot;              // the program, and where its nodes find their bases
   std::vector<char*> addresses;   // of the last call, by base
-  uint64_t arena_generation = 0;  // that `snapshot` is of
+  uint64_t arena_generation = 0;  // that `snapshot` is of; kInDoubt while that is being changed
 
   Stage stage = Stage::kCold;
   uint32_t calls = 0;  // identical ones so far

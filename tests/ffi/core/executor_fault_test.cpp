@@ -206,5 +206,49 @@ TEST(ExecutorFaults, AnExceptionMidwayLeavesNoStaleRecording) {
   EXPECT_EQ(executor.Stats(7).failures, 0u);  // the capture was ended
 }
 
+// The same while a variant takes new addresses over: some bases are of the new call by then, some of
+// the last one. A call with the last one's addresses must not find the variant as it left it.
+TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {
+  Program reading = StepProgram();
+  const TensorRef w = Dense(DType::kF32, 2, 0, {kWidth});
+  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
+  for (int i = 0; i < 8; ++i) reading.nodes.push_back(Axpy(unread, w, 1, w));  // for w to get a slot
+  const auto program = Seal(reading);
+  constexpr int kFlips = 12;
+  int thrown = 0;
+  for (int flip = 0; flip < kFlips; ++flip) {
+    for (int look = 1; look <= 6; ++look) {  // at the clock: each event is an occasion
+      SCOPED_TRACE("flip " + std::to_string(flip) + ", look " + std::to_string(look));
+      HostDevice device;
+      TestEmitter emitter;
+      int left = 0;
+      Executor executor(&device, &emitter, [&] {
+        if (left > 0 && --left == 0) throw std::bad_alloc();
+        return 1.0;
+      });
+      StepBuffers b;
+      for (int i = 0; i < 3; ++i) b.Check(&executor, program, i);
+      for (int i = 0; i < kFlips; ++i) {
+        b.FlipX();
+        b.FlipW();
+        if (i == flip) {
+          left = look;
+          try {
+            b.Check(&executor, program, i);
+          } catch (const std::bad_alloc&) {
+            ++thrown;
+          }
+          left = 0;
+          b.FlipX();
+          b.FlipW();
+        }
+        b.Check(&executor, program, i);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(thrown, 2 * kFlips);
+}
+
 }  // namespace
 }  // namespace jaxgraph

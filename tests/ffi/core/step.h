@@ -77,6 +77,7 @@ class StepBuffers {
       : x_(Fresh(kSlice)),
         spare_x_(Fresh(kSlice)),
         w_(Fresh(kSlice)),
+        spare_w_(Fresh(kSlice)),
         big_(Fresh(kBigBytes)),
         acc_(Fresh(kSlice)),
         y_(Fresh(kSlice)) {
@@ -92,6 +93,12 @@ class StepBuffers {
     std::swap(x_, spare_x_);
   }
   void MoveW() { Move(&w_, kSlice); }
+  // To the buffer it was in before the last flip, with what it holds.
+  void FlipW() {
+    std::memcpy(spare_w_, w_, kSlice);
+    Fill(w_, std::numeric_limits<float>::quiet_NaN());
+    std::swap(w_, spare_w_);
+  }
   void MoveBig() { Move(&big_, kBigBytes); }
   void MoveAcc() { Move(&acc_, kSlice); }
   void MoveY() { Move(&y_, kSlice); }
@@ -142,7 +149,7 @@ class StepBuffers {
   }
 
   std::vector<std::unique_ptr<char[]>> memory_;
-  char *x_, *spare_x_, *w_, *big_, *acc_, *y_;
+  char *x_, *spare_x_, *w_, *spare_w_, *big_, *acc_, *y_;
 };
 
 // A device, whose handles must be balanced in the end, and an executor on it.
