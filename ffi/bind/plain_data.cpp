@@ -70,7 +70,10 @@ nb::dict ToDict(const Execution& execution) {
   out["run_ns"] = execution.run_ns;
   out["function_id"] = execution.function_id;
   out["split"] = execution.split;
+  out["variant"] = execution.variant;
   out["outcome"] = NameOf(execution.outcome);
+  const bool eager = execution.outcome == Outcome::kEager;
+  out["reason"] = eager ? NameOf(execution.counted) : "";
   return out;
 }
 

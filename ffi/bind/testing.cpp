@@ -218,7 +218,8 @@ double TimeObserving(const nb::bytes& bytes, int chunks, int times) {
       ++launches;
     }
     stats.Add(Counter::kReplays);
-    NoteExecution(*program, &stats, &log, {Outcome::kReplay, launches, start, start, start + 1e-6});
+    NoteExecution(*program, &stats, &log,
+                  {Outcome::kReplay, Counter::kReplays, 1, launches, start, start, start + 1e-6});
   }
   const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
   if (traced) throw std::runtime_error("a trace is running, which costs more");

@@ -45,9 +45,10 @@ class Context {
   std::vector<char*> addresses;     // of the present call, by base
   std::vector<uint32_t> wandered;   // bases that moved since the variant's last call, uid or no uid
   ExecutionLog executions;
-  Outcome outcome = Outcome::kEager;  // of the present call
-  double decided_s = 0;               // when it was known what the present call may do
-  uint64_t chunk_launches = 0;        // executables that the present call has launched
+  Outcome outcome = Outcome::kEager;        // of the present call
+  Counter counted = Counter::kEagerWarmup;  // ... and as what it was counted
+  double decided_s = 0;                     // when it was known what the present call may do
+  uint64_t chunk_launches = 0;              // executables that the present call has launched
 
  private:
   GraphDevice* device_;

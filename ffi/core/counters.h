@@ -14,6 +14,7 @@ namespace jaxgraph {
   X(kEagerNotCapturable, eager_not_capturable) /* a node forbids the capture */                  \
   X(kEagerFailures, eager_failures)            /* it has failed too often */                     \
   X(kEagerMemory, eager_memory)                /* its executables alone exceed the budget */     \
+  X(kEagerCrowded, eager_crowded)              /* there is no room for its executables */        \
   X(kEagerOutside, eager_outside)              /* switched off, or within a foreign capture */   \
   X(kEagerRecovered, eager_recovered)          /* from the chunk on that failed in this call */  \
   X(kCaptures, captures)                       /* executions that captured, and ran it */        \
@@ -60,6 +61,7 @@ enum class Counter : uint8_t {
 #undef JAXGRAPH_ENUMERATOR
       kNumCounters,
 };
+const char* NameOf(Counter counter);     // "capture_ns"
 std::string PhaseName(Counter counter);  // "capture" for kCaptureNs
 constexpr size_t kNumCounters = static_cast<size_t>(Counter::kNumCounters);
 

@@ -37,6 +37,14 @@ std::vector<Event> EventRing::Since(uint64_t function_id, uint64_t after) const 
   return found;
 }
 
+std::string EventRing::LastEviction(const Program& program) const {
+  std::lock_guard lock(mutex_);
+  const auto found = std::find_if(events_.rbegin(), events_.rend(), [&](const Event& e) {
+    return e.what == "evict" && e.function_id == program.function_id && e.key == program.key;
+  });
+  return found == events_.rend() ? std::string() : found->why;
+}
+
 void EventRing::Clear(uint64_t function_id) {
   std::lock_guard lock(mutex_);
   const auto cleared = [&](const Event& e) {

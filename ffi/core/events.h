@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/core/counters.h"
 #include "ffi/core/program.h"
 #include "ffi/core/properties.h"
 
@@ -46,6 +47,8 @@ class EventRing {
   void Push(Event event, const Program& program);
   // Those newer than `after`, of one function (0: all); oldest first.
   std::vector<Event> Since(uint64_t function_id, uint64_t after) const;
+  // Why a variant of the program's key was evicted last; empty: none is remembered.
+  std::string LastEviction(const Program& program) const;
   void Clear(uint64_t function_id);  // 0: all
 
  private:
@@ -65,8 +68,10 @@ struct Execution {
   uint32_t decide_ns = 0;  // until it was known what may be done
   uint32_t run_ns = 0;     // from then until everything was enqueued
   uint64_t function_id = 0;
+  uint64_t variant = 0;  // 0: none
   uint32_t split = 0;
   Outcome outcome = Outcome::kEager;
+  Counter counted = Counter::kEagerWarmup;  // as what: of an eager one, why
 };
 
 // The last executions of one context. Guarded by the context's lock, which its writer holds anyway.

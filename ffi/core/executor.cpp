@@ -70,7 +70,8 @@ Status Executor::Impl::RunCall(Context& context, const Call& call) {
     const double now = clock();
     if (status.ok()) {
       NoteExecution(program, variant->stats, &context.executions,
-                    {context.outcome, context.chunk_launches, start, context.decided_s, now});
+                    {context.outcome, context.counted, variant->number, context.chunk_launches,
+                     start, context.decided_s, now});
     }
     variant->last_used_s = now;
     variant->last_call = next_call++;
@@ -115,6 +116,10 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
     return RunEager(context, call, variant, Counter::kEagerWarmup, identity.why, &identity);
   }
 
+  if (std::string why; variant->stage != Stage::kCaptured && WaitsForRoom(program, &why)) {
+    return RunEager(context, call, variant, Counter::kEagerCrowded, why);
+  }
+
   // Gate 5: captured, and with what has changed known? Else capture, or compare every launch.
   if (variant->stage != Stage::kCaptured || !(variant->recording.current || identity.partial)) {
     return Record(context, entry, call, identity);
@@ -128,12 +133,15 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
 Status Executor::Impl::RunOutside(Context& context, const Call& call, const char* why) {
   const Program& program = *call.program;
   FunctionStats* stats = statistics.Of(program.function_id);
+  const double start = clock();
   JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, program.arena_bytes, stats));
   std::vector<char*> addresses = context.addresses;
   addresses[0] = context.arena.data();
   JAXGRAPH_RETURN_IF_ERROR(LaunchStandalone(device, *emitter, program, addresses, call.stream));
   stats->RaiseArena(context.arena.capacity);
   Note(context, stats, Outcome::kEager, Counter::kEagerOutside);
+  NoteExecution(program, stats, &context.executions,
+                {Outcome::kEager, Counter::kEagerOutside, 0, 0, start, start, clock()});
   if (why != nullptr) Log(program, "eager", why);
   return Status::Ok();
 }
@@ -184,6 +192,7 @@ void Executor::Clear(uint64_t function_id) {
     std::lock_guard lock(context->mutex);
     context->ledger.Clear(function_id);
   }
+  impl_->crowding.Clear(function_id);
   ResetStats(function_id);
 }
 

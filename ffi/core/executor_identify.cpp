@@ -129,8 +129,7 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
   variant->stats->Add(Counter::kPropertyCompares);
   variant->stats->Add(Counter::kNodesCompared, diff.nodes_compared);
   identity->addresses_changed = diff.change != Change::kNone;
-  identity->arena_moved =
-      generation != Variant::kInDoubt && generation != context.arena.generation;
+  identity->arena_moved = generation != Variant::kInDoubt && generation != context.arena.generation;
   if (identity->addresses_changed) {
     identity->why = (identity->arena_moved ? "the arena moved; " : "") +
                     Summarize(diff, variant->snapshot, now);
@@ -168,7 +167,9 @@ Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& ca
   variant->arena_generation = context.arena.generation;
   variant->not_capturable = FindNotCapturable(program, *emitter);
 
-  identity->why = "the first call";
+  const std::string evicted = events.LastEviction(program);
+  identity->why =
+      evicted.empty() ? "the first call" : "the first call since an eviction (" + evicted + ")";
   stats->Add(entry.variants.empty() ? Counter::kWarmupsFirst : Counter::kWarmupsVariant);
   if (!entry.variants.empty()) {
     const Variant& last = *entry.variants.front();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ffi/core/context.h"
+#include "ffi/core/crowding.h"
 #include "ffi/core/events.h"
 #include "ffi/core/executor.h"
 #include "ffi/core/launch_plan.h"
@@ -101,6 +102,7 @@ struct Executor::Impl {
   void NoteMoved(Variant* variant, size_t base);
 
   bool Warm(const Identity& identity);
+  bool WaitsForRoom(const Program& program, std::string* why);
   Status RunEager(Context& context, const Call& call, Variant* variant, Counter reason,
                   const std::string& why, const Identity* identity = nullptr);
   Status Record(Context& context, Entry& entry, const Call& call, const Identity& identity);
@@ -112,17 +114,18 @@ struct Executor::Impl {
   Status LaunchBranches(Context& context, const std::vector<Launch>& launches, const Call& call);
 
   Status ReserveArena(Context& context, uint64_t bytes, FunctionStats* stats);
-  void Calibrate(const Recording& recording);
+  bool Calibrate(const Recording& recording);
   uint64_t MemoryOf(uint64_t nodes) const {
     return static_cast<uint64_t>(static_cast<double>(nodes) * bytes_per_node.load());
   }
   void Sweep(Context& context, const ExecOptions& options, double now);
-  void Trim(Context& context, const Variant* present);
-  void Drop(Context& context, const Variant* variant, Counter cause, const std::string& why);
+  void Trim(Context& context, Variant* present);
+  void PushOut(Context& context, const Variant* variant, Counter cause, const std::string& why);
 
   // What an execution came to, for the counters and the log.
   void Note(Context& context, FunctionStats* stats, Outcome outcome, Counter counter) {
     context.outcome = outcome;
+    context.counted = counter;
     stats->Add(counter);
   }
   void Log(const Program& program, std::string what, std::string why) {
@@ -168,7 +171,9 @@ struct Executor::Impl {
   std::atomic<uint64_t> next_variant{1};
   std::atomic<double> last_sweep_s{-std::numeric_limits<double>::infinity()};
   std::atomic<double> bytes_per_node{kDefaultBytesPerNode};
-  std::once_flag calibrated;
+  std::mutex calibration;  // held while a node's cost is measured
+  std::atomic<bool> calibrated{false};
+  Crowding crowding;
 };
 
 }  // namespace jaxgraph

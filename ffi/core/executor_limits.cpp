@@ -18,15 +18,18 @@ Status Executor::Impl::ReserveArena(Context& context, uint64_t bytes, FunctionSt
   return context.Reserve(bytes, stats);
 }
 
-// Learns what a node of an executable costs, from copies of the first that was made.
-void Executor::Impl::Calibrate(const Recording& recording) {
+// Learns what a node of an executable costs, from copies of one of the first that are made. False
+// if there was nothing to learn from.
+bool Executor::Impl::Calibrate(const Recording& recording) {
   constexpr uint64_t kNodes = 4096;  // enough for the allocator's granularity not to matter
   constexpr double kLeast = 64;
   constexpr double kMost = 16 * 1024;  // others on the device may have allocated meanwhile
-  const RecordedChunk& chunk = recording.chunks.front();
+  const auto captured = std::find_if(recording.chunks.begin(), recording.chunks.end(),
+                                     [](const RecordedChunk& c) { return c.captured(); });
   uint64_t before = 0;
   uint64_t after = 0;
-  if (!chunk.captured() || !device->FreeMemory(&before).ok()) return;
+  if (captured == recording.chunks.end() || !device->FreeMemory(&before).ok()) return false;
+  const RecordedChunk& chunk = *captured;
   std::vector<ExecHandle> copies;
   for (uint64_t nodes = 0; nodes < kNodes; nodes += chunk.launches().size()) {
     ExecHandle exec = nullptr;
@@ -35,15 +38,32 @@ void Executor::Impl::Calibrate(const Recording& recording) {
   }
   const bool measured = device->FreeMemory(&after).ok() && !copies.empty() && after < before;
   for (ExecHandle exec : copies) device->DestroyExec(exec);
-  if (!measured) return;
+  if (!measured) return true;  // somebody gave memory back meanwhile; the default will do
   const double nodes = static_cast<double>(copies.size() * chunk.launches().size());
   bytes_per_node = std::clamp(static_cast<double>(before - after) / nodes, kLeast, kMost);
+  return true;
 }
 
-void Executor::Impl::Drop(Context& context, const Variant* variant, Counter cause,
-                          const std::string& why) {
+// Is there no room for the program's executables, and does it wait until there is?
+bool Executor::Impl::WaitsForRoom(const Program& program, std::string* why) {
+  const ExecOptions& options = program.options;
+  const auto is_there = [&](const Room& room) {
+    const Counters all = statistics.Sum(0);
+    const uint64_t executables = all.live_execs + room.executables;
+    const uint64_t bytes = MemoryOf(all.live_exec_nodes + room.nodes);
+    return (options.max_executables == 0 || executables <= options.max_executables) &&
+           (options.memory_budget == 0 || bytes <= options.memory_budget);
+  };
+  return crowding.Waits(program, is_there, why);
+}
+
+void Executor::Impl::PushOut(Context& context, const Variant* variant, Counter cause,
+                             const std::string& why) {
   variant->stats->Add(cause);
   Log(*variant, "evict", why);
+  const Recording& recording = variant->recording;
+  crowding.NotePushedOut(variant->program(), {recording.Executables(), recording.nodes},
+                         variant->replays);
   context.ledger.DropIf([&](const Variant& v) { return &v == variant; });
 }
 
@@ -68,12 +88,14 @@ void Executor::Impl::Sweep(Context& context, const ExecOptions& options, double 
   }
 }
 
-// Keeps the number of executables and their memory within bounds; never drops the present variant.
-void Executor::Impl::Trim(Context& context, const Variant* present) {
+// Keeps the number of executables and their memory within bounds. Never drops the present variant,
+// but its recording, if that alone is out of bounds.
+void Executor::Impl::Trim(Context& context, Variant* present) {
   const ExecOptions& options = present->program().options;
   if (options.max_executables == 0 && options.memory_budget == 0) return;
-  if (options.memory_budget > 0) {
-    std::call_once(calibrated, [&] { Calibrate(present->recording); });
+  if (options.memory_budget > 0 && !calibrated) {
+    std::unique_lock lock(calibration, std::try_to_lock);
+    if (lock && !calibrated) calibrated = Calibrate(present->recording);
   }
   struct Candidate {
     Context* context;
@@ -81,8 +103,8 @@ void Executor::Impl::Trim(Context& context, const Variant* present) {
   };
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<Candidate> candidates;
-  uint64_t executables = present->recording.chunks.size();
-  uint64_t nodes = present->recording.nodes;
+  const Room alone{present->recording.Executables(), present->recording.nodes};
+  Room all = alone;
   for (Context* other : contexts.All()) {
     std::unique_lock lock(other->mutex, std::defer_lock);
     if (other != &context && !lock.try_lock()) continue;
@@ -90,23 +112,37 @@ void Executor::Impl::Trim(Context& context, const Variant* present) {
     other->ledger.ForEach([&](const Entry&, const Variant& v) {
       if (&v == present || v.recording.chunks.empty()) return;
       candidates.push_back({other, &v});
-      executables += v.recording.chunks.size();
-      nodes += v.recording.nodes;
+      all.executables += v.recording.Executables();
+      all.nodes += v.recording.nodes;
     });
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return a.variant->last_call < b.variant->last_call;
   });
+  const auto many = [&] {
+    return options.max_executables > 0 && all.executables > options.max_executables;
+  };
+  const auto large = [&] {
+    return options.memory_budget > 0 && MemoryOf(all.nodes) > options.memory_budget;
+  };
+  const auto cause = [&] { return many() ? Counter::kEvictionsCount : Counter::kEvictionsMemory; };
+  const auto why = [&] {
+    return many() ? "more than " + std::to_string(options.max_executables) + " executables"
+                  : "the memory budget of " + std::to_string(options.memory_budget) + " bytes";
+  };
   for (const Candidate& c : candidates) {
-    const bool many = options.max_executables > 0 && executables > options.max_executables;
-    const bool large = options.memory_budget > 0 && MemoryOf(nodes) > options.memory_budget;
-    if (!many && !large) return;
-    executables -= c.variant->recording.chunks.size();
-    nodes -= c.variant->recording.nodes;
-    Drop(*c.context, c.variant, many ? Counter::kEvictionsCount : Counter::kEvictionsMemory,
-         many ? "more than " + std::to_string(options.max_executables) + " executables"
-              : "the memory budget of " + std::to_string(options.memory_budget) + " bytes");
+    if (!many() && !large()) return;
+    const Room room{c.variant->recording.Executables(), c.variant->recording.nodes};
+    PushOut(*c.context, c.variant, cause(), why());
+    all.executables -= room.executables;
+    all.nodes -= room.nodes;
   }
+  if (!many() && !large()) return;
+  present->stats->Add(cause());
+  Log(*present, "evict", "alone it is more than allowed: " + why());
+  crowding.NoteTooLarge(present->program(), alone);
+  present->recording.Clear();
+  present->stage = Stage::kWarming;
 }
 
 }  // namespace jaxgraph

@@ -16,7 +16,7 @@ Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* var
   }
   JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   Note(context, variant->stats, Outcome::kEager, reason);
-  if (!std::exchange(variant->in_run, true)) Log(*variant, "eager", why, identity);
+  if (std::exchange(variant->run, reason) != reason) Log(*variant, "eager", why, identity);
   return Status::Ok();
 }
 
@@ -49,7 +49,8 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
   for (const PlannedChunk& chunk : plan.chunks) recording.nodes += chunk.launches.size();
   recording.current = true;
   variant->stage = Stage::kCaptured;
-  variant->in_run = false;
+  variant->replays = first ? 0 : variant->replays + 1;
+  variant->run = Counter::kNumCounters;
   Note(context, variant->stats, first ? Outcome::kCapture : Outcome::kUpdate,
        first || recorder.captured() ? Counter::kCaptures : Counter::kReplays);
   if (first) {
@@ -123,16 +124,17 @@ Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
   }
   JAXGRAPH_RETURN_IF_ERROR(LaunchAll(after, call.stream));
   recording.current = true;
+  ++variant->replays;
   const bool updated = recorder.captured() || identity.addresses_changed;
   Note(context, variant->stats, updated ? Outcome::kUpdate : Outcome::kReplay,
        recorder.captured() ? Counter::kCaptures : Counter::kReplays);
   if (updated) {
-    variant->in_run = false;
+    variant->run = Counter::kNumCounters;
     Log(*variant, "update",
         (recorder.captured() ? "re-captured; " : "patched; ") +
             (identity.why.empty() ? "bases wandered" : identity.why),
         &identity);
-  } else if (!std::exchange(variant->in_run, true)) {
+  } else if (std::exchange(variant->run, Counter::kReplays) != Counter::kReplays) {
     Log(*variant, "replay", std::to_string(chunks.size()) + " chunks");
   }
   return Status::Ok();
@@ -147,7 +149,7 @@ Status Executor::Impl::GoOnEagerly(Context& context, const LaunchPlan& plan, siz
   variant->stage = Stage::kWarming;
   if (failure.code() == Code::kContextPoisoned) return failure;
   entry.NoteFailure(variant->program(), failure.message());
-  variant->in_run = false;
+  variant->run = Counter::kNumCounters;
   variant->stats->Add(Counter::kResetsFailure);
   Log(*variant, "failure",
       failure.message() + "; eager from node " + std::to_string(plan.chunks[chunk].first_node) +

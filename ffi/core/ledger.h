@@ -38,12 +38,14 @@ struct Variant {
   Stage stage = Stage::kCold;
   uint32_t calls = 0;  // identical ones so far
   Recording recording;
+  uint64_t replays = 0;  // of the recording
 
   std::string not_capturable;  // the node that forbids capture; empty: none
-  bool in_run = false;         // the last call was as this one: it needs no event
-  uint64_t number = 0;         // in its executor, from 1 on, for people
-  double last_used_s = 0;      // by the executor's clock
-  uint64_t last_call = 0;      // number of the executor's call
+  // What the last call counted as. One that counts as the same needs no event; kNumCounters: any.
+  Counter run = Counter::kNumCounters;
+  uint64_t number = 0;     // in its executor, from 1 on, for people
+  double last_used_s = 0;  // by the executor's clock
+  uint64_t last_call = 0;  // number of the executor's call
 
   const Program& program() const { return *snapshot.program; }
   bool Runs(const Program& p) const {

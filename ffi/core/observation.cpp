@@ -45,8 +45,8 @@ void NoteExecution(const Program& program, FunctionStats* stats, ExecutionLog* l
   }
   constexpr uint64_t kMost = UINT32_MAX;
   log->Push({result.start_s, static_cast<uint32_t>(std::min(decide, kMost)),
-             static_cast<uint32_t>(std::min(run, kMost)), program.function_id, program.split,
-             result.outcome});
+             static_cast<uint32_t>(std::min(run, kMost)), program.function_id, result.variant,
+             program.split, result.outcome, result.counted});
 }
 
 }  // namespace jaxgraph

@@ -17,6 +17,8 @@ std::string SplitName(const Program& program);
 
 struct ExecutionResult {
   Outcome outcome = Outcome::kEager;
+  Counter counted = Counter::kEagerWarmup;
+  uint64_t variant = 0;
   uint64_t chunk_launches = 0;
   double start_s = 0;    // seconds by the executor's steady clock
   double decided_s = 0;  // when it was known what may run; start_s where the uid was the same

@@ -54,6 +54,11 @@ struct Recording {
   // change until after the last: a recording that was left half changed is never replayed.
   bool current = false;
 
+  uint64_t Executables() const {  // a chunk of views alone has none
+    uint64_t count = 0;
+    for (const RecordedChunk& chunk : chunks) count += chunk.captured();
+    return count;
+  }
   void Clear() { *this = Recording(); }
 };
 

@@ -4,13 +4,17 @@
 
 namespace jaxgraph {
 
-std::string PhaseName(Counter counter) {
+const char* NameOf(Counter counter) {
   constexpr const char* names[] = {
 #define JAXGRAPH_NAME(enumerator, name) #name,
       JAXGRAPH_COUNTERS(JAXGRAPH_NAME)
 #undef JAXGRAPH_NAME
   };
-  const std::string name = names[static_cast<size_t>(counter)];
+  return names[static_cast<size_t>(counter)];
+}
+
+std::string PhaseName(Counter counter) {
+  const std::string name = NameOf(counter);
   return name.substr(0, name.rfind("_ns"));
 }
 
@@ -49,7 +53,7 @@ void FunctionStats::AddTo(Counters* sum) const {
   JAXGRAPH_COUNTERS(JAXGRAPH_LOAD)
 #undef JAXGRAPH_LOAD
   now.eager = now.eager_warmup + now.eager_not_capturable + now.eager_failures + now.eager_memory +
-              now.eager_outside + now.eager_recovered;
+              now.eager_crowded + now.eager_outside + now.eager_recovered;
   now.executions = now.eager + now.captures + now.replays;
   now.warmups = now.warmups_first + now.warmups_variant;
   now.resets = now.resets_address + now.resets_arena + now.resets_failure;

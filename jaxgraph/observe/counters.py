@@ -24,11 +24,13 @@ class Stats:
         structure and static arguments, unless JAX's cache forgot one.
       planning_ns: time spent on planning what was traced.
       executions: native splits executed: eager + captures + replays.
-      eager: executions that launched their kernels one by one; the sum of the next six.
+      eager: executions that launched their kernels one by one; the sum of the next seven.
       eager_warmup: because the variant was not warm yet.
       eager_not_capturable: because a node forbids a capture.
       eager_failures: because captures or launches of it have failed too often.
       eager_memory: because its executables alone exceed the memory budget.
+      eager_crowded: because there is no room for its executables: they alone are more than
+        `max_executables`, or they and others pushed each other out again and again.
       eager_outside: because somebody else is capturing the stream, or its state is unknown.
       eager_recovered: because a chunk failed in this very execution; the rest ran eagerly.
       captures: executions that captured graphs, and ran what they captured.
@@ -47,7 +49,7 @@ class Stats:
       resets_address: because an address moved, and `on_address_change` is "rewarm".
       resets_arena: because the arena moved, and `on_address_change` is "rewarm".
       resets_failure: because a chunk failed.
-      evictions: variants dropped; the sum of the next four.
+      evictions: variants, or the recording of one alone, dropped; the sum of the next four.
       evictions_variants: because there were more than `max_variants` under one key.
       evictions_idle: because nobody called them for `idle_seconds`.
       evictions_count: because the device held more than `max_executables`.
@@ -90,6 +92,7 @@ class Stats:
     eager_not_capturable: int = 0
     eager_failures: int = 0
     eager_memory: int = 0
+    eager_crowded: int = 0
     eager_outside: int = 0
     eager_recovered: int = 0
     captures: int = 0

@@ -100,7 +100,9 @@ class Execution:
       decide_ns: until it was known what may run; 0 where the uid was the same as last time.
       run_ns: from then until everything was enqueued (on a CPU: computed).
       split: which native split of the step.
+      variant: number of the variant in its executor; 0: none.
       outcome: "eager", "capture", "update" or "replay".
+      reason: of an eager one the counter that says why ("eager_warmup", ...); else empty.
       platform: "host" or "cuda".
       device: ordinal of the device.
     """
@@ -109,7 +111,9 @@ class Execution:
     decide_ns: int
     run_ns: int
     split: int
+    variant: int
     outcome: str
+    reason: str
     platform: str
     device: int
 

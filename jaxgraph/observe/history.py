@@ -16,6 +16,10 @@ _ADVICE = {
     "eager_not_capturable": "a node needs the host, see never_captured of step.explain()",
     "eager_failures": "captures or launches failed too often; step.clear() tries again",
     "eager_memory": "its executables alone exceed Options.memory_budget",
+    "eager_crowded": (
+        "its executables and others do not fit into Options.max_executables and memory_budget "
+        "together, and one replay of them is not worth a capture of the others"
+    ),
     "eager_outside": "somebody else was capturing the stream, so kernels went into their graph",
     "eager_recovered": "a device call failed, and the rest of the step ran kernel by kernel",
 }
@@ -38,7 +42,7 @@ def history(stats: Stats, seen: Sequence[Event], ran: Sequence[Execution]) -> st
     last = ran[-1]
     if last.outcome == "replay":
         return f"The last execution was a replay; {_how_often(stats)}."
-    cause = _last_cause(seen, last.split)
+    cause = _cause(seen, last)
     if last.outcome == "update":
         return (
             f"The last execution updated its graphs before the replay, for what it had recorded "
@@ -46,17 +50,18 @@ def history(stats: Stats, seen: Sequence[Event], ran: Sequence[Execution]) -> st
         )
     if last.outcome == "capture":
         return f"The last execution captured its graphs: {cause}; {_how_often(stats)}."
-    reasons = {name: stats[name] for name in _ADVICE if stats[name]}
-    advice = _ADVICE[max(reasons, key=lambda name: reasons[name])] if reasons else "see the events"
-    return f"The last execution ran eagerly: {cause} ({advice}); {_how_often(stats)}."
+    return f"The last execution ran eagerly: {cause} ({_ADVICE[last.reason]}); {_how_often(stats)}."
 
 
 def _how_often(stats: Stats) -> str:
     return f"{stats.replays:,} of {stats.executions:,} executions were replays"
 
 
-def _last_cause(seen: Sequence[Event], split: int) -> str:
+def _cause(seen: Sequence[Event], last: Execution) -> str:
+    """Why the execution was no replay: only the first of a run of like ones has an event."""
+    names = ("failure",) if last.reason == "eager_recovered" else (last.outcome,)
     for event in reversed(seen):
-        if event.split == split and event.what in ("eager", "capture", "update", "failure"):
+        same = (event.device, event.split, event.variant) == (last.device, last.split, last.variant)
+        if same and event.what in names:
             return event.why
     return "the event is not remembered any more"

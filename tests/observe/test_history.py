@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgraph
-from jaxgraph.observe.history import _ADVICE
+from jaxgraph.observe.events import Event, Execution
+from jaxgraph.observe.history import _ADVICE, history
 
 LARGE = 1 << 19
 
@@ -51,3 +52,44 @@ def test_explain_tells_it(step):
         run(step, x, x)
     assert step.explain().history == step.history()
     assert step.history() in str(step.explain())
+
+
+def test_the_reason_is_the_last_executions_own():
+    """Not that of most executions, nor of another variant's."""
+
+    def execution(variant, outcome, reason=""):
+        return Execution(0.0, 0, 0, 0, variant, outcome, reason, "host", 0)
+
+    def event(variant, what, why):
+        return Event(1, 0.0, 0, "f", 0, "", variant, what, why)
+
+    stats = jaxgraph.Stats(executions=9, eager_warmup=5, eager_failures=1, replays=3)
+    seen = [
+        event(1, "eager", "the first call"),
+        event(1, "eager", "too many failures: no memory"),
+        event(2, "eager", "a new variant: structure"),
+        event(2, "capture", "1 chunks after 2 identical calls"),
+    ]
+    told = history(stats, seen, [execution(1, "eager", "eager_failures")])
+    assert "ran eagerly: too many failures: no memory (captures or launches failed" in told
+    told = history(stats, seen, [execution(0, "eager", "eager_outside")])
+    assert "ran eagerly: the event is not remembered any more (somebody else was" in told
+
+
+def test_programs_that_push_each_other_out_say_so():
+    options = jaxgraph.Options(max_executables=1)
+    steps = [
+        jaxgraph.wrap(lambda x, by=by: jnp.sin(x) * by + x, options=options) for by in (2.0, 3.0)
+    ]
+    x = jnp.ones(64)
+    for step in 10 * steps:
+        for _ in range(3):
+            run(step, x)
+    told = [step.history() for step in steps]
+    waiting = [
+        "no room: its 1 executables were pushed out 3 times" in t and "max_executables" in t
+        for t in told
+    ]
+    assert sorted(waiting) == [False, True], told
+    assert steps[waiting.index(True)].stats().eager_crowded > 0
+    assert steps[waiting.index(True)].history() in str(steps[waiting.index(True)].explain(x))

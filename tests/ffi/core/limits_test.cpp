@@ -2,6 +2,8 @@
 // leaves behind.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/ffi/core/step.h"
 
 namespace jaxgraph {
@@ -56,6 +58,7 @@ TEST(Limits, IdleVariantsAreDestroyed) {
 
   const Counters before = m.Stats();
   for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), idle, i, 2);
+  EXPECT_TRUE(Logged(*m.executor, "eager", "the first call since an eviction (idle for 15 s)"));
   EXPECT_EQ(m.Stats().eager, before.eager + 1);
   EXPECT_EQ(m.Stats().captures, before.captures + 1);
   EXPECT_EQ(m.Stats().replays, before.replays + 1);
@@ -135,6 +138,92 @@ TEST(Limits, NumberOfExecutables) {
   }
 }
 
+// Two programs that have no room beside each other would push each other out at every call, and
+// capture anew, for ever.
+TEST(Limits, ProgramsWithoutRoomBesideEachOtherStopPushingEachOtherOut) {
+  TimedMachine m;
+  StepBuffers b;
+  std::vector<std::shared_ptr<const Program>> programs;
+  for (int i = 0; i < 2; ++i) {
+    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
+    program.options.max_executables = 4;  // one program of three chunks
+    programs.push_back(Seal(program));
+  }
+  const auto run = [&](int which, int calls) {
+    for (int i = 0; i < calls; ++i) b.Check(m.executor.get(), programs[which], i, which);
+    EXPECT_LE(m.Stats().live_execs, 4u);
+  };
+  const auto rounds = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      run(0, 3);
+      run(1, 3);
+    }
+  };
+  rounds(10);
+  const Counters before = m.Stats();
+  rounds(20);
+  const Counters after = m.Stats();
+  EXPECT_EQ(after.captures, before.captures);
+  EXPECT_EQ(after.evictions, before.evictions);
+  EXPECT_EQ(after.replays - before.replays, 60u);  // of the one
+  EXPECT_EQ(after.eager_crowded - before.eager_crowded, 60u);
+  EXPECT_TRUE(Logged(*m.executor, "eager", "no room: its 3 executables were pushed out 3 times"));
+
+  // Each gets its turn all the same, but ever more seldom.
+  rounds(2000);
+  EXPECT_LT(m.Stats().captures, after.captures + 20);
+  EXPECT_GT(m.Stats().captures, after.captures + 2);
+
+  // Where the other one has gone, there is room at once.
+  for (int which : {0, 1}) {
+    m.now += 20;
+    run(which, 1);
+    m.now += 20;
+    run(which, 1);
+    const uint64_t replays = m.Stats().replays;
+    run(which, 2);
+    EXPECT_EQ(m.Stats().replays, replays + 2) << which;
+  }
+}
+
+// A recording that is pushed out after it has paid for itself is no sign of crowding.
+TEST(Limits, ProgramsThatTakeLongTurnsMayPushEachOtherOut) {
+  Machine m;
+  StepBuffers b;
+  std::vector<std::shared_ptr<const Program>> programs;
+  for (int i = 0; i < 2; ++i) {
+    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
+    program.options.max_executables = 4;
+    programs.push_back(Seal(program));
+  }
+  for (int round = 0; round < 10; ++round) {
+    for (int which : {0, 1}) {
+      for (int i = 0; i < 12; ++i) b.Check(m.executor.get(), programs[which], i, which);
+    }
+  }
+  EXPECT_EQ(m.Stats().eager_crowded, 0u);
+  EXPECT_EQ(m.Stats().replays, 20u * 10u);
+}
+
+TEST(Limits, AProgramOfMoreExecutablesThanAllowedRunsEagerly) {
+  Machine m;
+  StepBuffers b;
+  Program program = StepProgram();
+  program.options.max_executables = 2;  // it has three chunks
+  const auto sealed = Seal(program);
+  for (int i = 0; i < 1000; ++i) {
+    b.Check(m.executor.get(), sealed, i % 50);
+    ASSERT_LE(m.Stats().live_execs, 2u);
+  }
+  EXPECT_EQ(m.Stats().captures, 1u);
+  EXPECT_EQ(m.Stats().eager_crowded, 998u);
+  EXPECT_TRUE(Logged(*m.executor, "evict", "alone it is more than allowed: more than 2"));
+  EXPECT_TRUE(Logged(*m.executor, "eager", "its 3 executables alone have no room"));
+  m.executor->Clear(7);
+  for (int i = 0; i < 3; ++i) b.Check(m.executor.get(), sealed, i);
+  EXPECT_EQ(m.Stats().captures, 1u);  // tried again
+}
+
 // Says that every node of an executable takes 500 bytes.
 class Accountant final : public GraphDevice {
  public:
@@ -147,7 +236,7 @@ class Accountant final : public GraphDevice {
     return Status::Ok();
   }
   Status Instantiate(GraphHandle graph, ExecHandle* exec) override {
-    used_ += 500 * nodes_;
+    used_ += 500 * nodes_of_[graph];
     return host_->Instantiate(graph, exec);
   }
   Status CaptureKernel(const Launch& launch, Stream stream, NodeHandle* node) override {
@@ -169,7 +258,11 @@ class Accountant final : public GraphDevice {
   void DestroyStream(Stream s) override { host_->DestroyStream(s); }
   Status Fork(Stream from, Stream to) override { return host_->Fork(from, to); }
   Status Join(Stream from, Stream to) override { return host_->Join(from, to); }
-  Status EndCapture(Stream s, GraphHandle* g) override { return host_->EndCapture(s, g); }
+  Status EndCapture(Stream s, GraphHandle* g) override {
+    const Status status = host_->EndCapture(s, g);
+    nodes_of_[*g] = nodes_;
+    return status;
+  }
   Status Update(ExecHandle e, GraphHandle g) override { return host_->Update(e, g); }
   Status Patch(ExecHandle e, NodeHandle n, const Launch& l) override {
     return host_->Patch(e, n, l);
@@ -188,7 +281,8 @@ class Accountant final : public GraphDevice {
   HostDevice* host_;
   const uint64_t neighbour_;
   uint64_t used_ = 0;
-  uint64_t nodes_ = 0;
+  uint64_t nodes_ = 0;  // captured of late
+  std::map<GraphHandle, uint64_t> nodes_of_;
 };
 
 TEST(Limits, MemoryBudgetByWhatANodeCosts) {
@@ -220,6 +314,39 @@ TEST(Limits, MemoryBudgetByWhatANodeCosts) {
   }
   EXPECT_EQ(host.live_handles().execs, 0);
   EXPECT_EQ(host.misuses(), 0);
+}
+
+// The first recording may turn out to be too large only when a node's cost is known: then it goes.
+TEST(Limits, WhatIsNotReplayedForWantOfMemoryHoldsNone) {
+  HostDevice host;
+  Accountant device(&host, /*neighbour=*/uint64_t{1} << 39);  // makes nodes look as dear as can be
+  TestEmitter emitter;
+  Executor executor(&device, &emitter);
+  StepBuffers b;
+  Program program = StepProgram();
+  program.options.memory_budget = 64 * 1024;  // 16 KiB a node: less than four
+  for (int i = 0; i < 5; ++i) {
+    b.Check(&executor, Seal(program), i);
+    EXPECT_EQ(executor.Stats(7).live_execs, 0u);
+  }
+  EXPECT_EQ(executor.Stats(7).evictions_memory, 1u);
+  EXPECT_EQ(executor.Stats(7).eager_memory, 3u);
+}
+
+// A chunk of views alone has no executable to learn from.
+TEST(Limits, ANodesCostIsLearntThoughTheFirstChunkIsEmpty) {
+  HostDevice host;
+  Accountant device(&host);
+  TestEmitter emitter;
+  Executor executor(&device, &emitter);
+  StepBuffers b;
+  Program program = StepProgram();
+  const TensorRef x = Dense(DType::kF32, 1, 0, {kWidth});
+  program.nodes.insert(program.nodes.begin(), 2, MakeNode(Op::kView, {x}, {x}));
+  program.options.memory_budget = 1 << 20;
+  for (int i = 0; i < 3; ++i) b.Check(&executor, Seal(program), i);
+  EXPECT_EQ(executor.Stats(7).live_exec_nodes, 5u);
+  EXPECT_EQ(executor.Stats(7).exec_bytes, 5u * 500u);
 }
 
 // What another process took while a node's cost was measured is not the node's.

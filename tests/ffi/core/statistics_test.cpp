@@ -217,5 +217,29 @@ TEST(Executions, OneIsToldForEachCall) {
   EXPECT_EQ(sum, c.decide_ns + c.eager_ns + c.record_ns + c.replay_ns);
 }
 
+// Also those that ran outside of the ledger, and each with its own reason and variant.
+TEST(Executions, EachTellsWhyItRanEagerly) {
+  Machine m;
+  StepBuffers step;
+  const auto program = Seal(StepProgram());
+  const auto other = Seal(StepProgram(2));
+  m.device.Fail(DeviceCall::kLaunchGraph, 0, 2);
+  for (int i = 0; i < 4; ++i) step.Check(m.executor.get(), program, static_cast<float>(i));
+  step.Check(m.executor.get(), other, 1, 2);
+  m.device.Fail(DeviceCall::kIsCapturing, 0);
+  step.Check(m.executor.get(), other, 1, 2);
+  const std::vector<Execution> executions = m.executor->Executions(7);
+  const std::vector<std::pair<Counter, uint64_t>> wanted = {
+      {Counter::kEagerWarmup, 1},   {Counter::kEagerRecovered, 1}, {Counter::kEagerRecovered, 1},
+      {Counter::kEagerFailures, 1}, {Counter::kEagerWarmup, 2},    {Counter::kEagerOutside, 0},
+  };
+  ASSERT_EQ(executions.size(), wanted.size());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    EXPECT_EQ(executions[i].outcome, Outcome::kEager);
+    EXPECT_EQ(NameOf(executions[i].counted), std::string(NameOf(wanted[i].first))) << i;
+    EXPECT_EQ(executions[i].variant, wanted[i].second) << i;
+  }
+}
+
 }  // namespace
 }  // namespace jaxgraph
