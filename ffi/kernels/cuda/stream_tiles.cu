@@ -5,8 +5,6 @@
 // that, a stage at a time, each through its own ring in shared memory. The warps' sums meet in
 // shared memory and those of the cluster's blocks in the first block's, both in order. The ring
 // runs on from one tile to the next; a cluster makes one.
-#include <cooperative_groups.h>
-
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
@@ -58,15 +56,25 @@ __device__ __forceinline__ uint32_t PlaceOf(int line, int piece) {
   return line * kLineBytes + ((piece ^ (line & 7)) << 4);
 }
 
+// Where a block stands: in its cluster, and that among all. Clusters are powers of two, and
+// divisions by what is known only here take long.
+struct BlockPlace {
+  int rank, cluster, clusters, shift;
+};
+__device__ __forceinline__ BlockPlace PlaceOfBlock(const StreamParams& p) {
+  const int shift = __ffs(p.splits) - 1, block = blockIdx.x;
+  return {block & (p.splits - 1), block >> shift, static_cast<int>(gridDim.x) >> shift, shift};
+}
+
 // The share of k of one block of the cluster.
 struct Share {
   int begin, end;
 };
 template <bool kAlongK>
-__device__ __forceinline__ Share ShareOf(const StreamParams& p) {
+__device__ __forceinline__ Share ShareOf(const StreamParams& p, const BlockPlace& place) {
   constexpr int kUnit = ShareStep(kAlongK);
-  const int rank = blockIdx.x % p.splits;
-  const int size = (p.k + p.splits * kUnit - 1) / (p.splits * kUnit) * kUnit;
+  const int rank = place.rank;
+  const int size = (((p.k + kUnit - 1) / kUnit + p.splits - 1) >> place.shift) * kUnit;
   const int begin = min(rank * size, p.k);
   return {begin, min(begin + size, p.k)};
 }
@@ -90,12 +98,13 @@ class Supply {
  public:
   using S = Shape<kAlongK, kPair>;
 
-  __device__ Supply(const StreamParams& p, char* ring)
+  __device__ Supply(const StreamParams& p, const BlockPlace& place, char* ring)
       : p_(p),
-        share_(ShareOf<kAlongK>(p)),
+        share_(ShareOf<kAlongK>(p, place)),
         ring_(SharedAddress(ring)),
         policy_(ReadOncePolicy()),
-        tile_(blockIdx.x / p.splits) {
+        clusters_(place.clusters),
+        tile_(place.cluster) {
     if (First() >= share_.end) tile_ = p.pieces;  // k is short: nothing to do
     at_ = First();
   }
@@ -125,7 +134,7 @@ class Supply {
       }
       at_ += kStreamWarps * S::kDepth;
       if (at_ >= share_.end) {
-        tile_ += gridDim.x / p_.splits;
+        tile_ += clusters_;
         at_ = First();
       }
     }
@@ -142,6 +151,7 @@ class Supply {
   const Share share_;
   const uint32_t ring_;
   const uint64_t policy_;
+  const int clusters_;
   int tile_, at_;
 };
 
@@ -201,12 +211,11 @@ template <typename T, bool kAlongK, bool kPair, bool kTall>
 __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2 : 3)
     StreamTilesKernel(const __grid_constant__ StreamParams p) {
 #if __CUDA_ARCH__ >= 900
-  namespace cg = cooperative_groups;
   using S = Shape<kAlongK, kPair>;
   constexpr int kTiles = S::kColumns / kStep, kRowTiles = kTall ? 2 : 1;
   extern __shared__ __align__(128) char shared[];
   __shared__ float squares[kStreamWarps][kMaxStreamRows];
-  __shared__ __align__(8) uint64_t row_barrier;
+  __shared__ __align__(8) uint64_t row_barrier, sum_barrier;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int sums = p.m * S::kWidth;
   char* ring = shared + warp * p.stages * kStageBytes;
@@ -214,9 +223,15 @@ __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2
   float* by_block = by_warp + kStreamWarps * sums;  // of a cluster's blocks, in its first
   char* rows = reinterpret_cast<char*>(by_block + (p.splits > 1 ? p.splits * sums : 0));
 
-  Supply<kAlongK, kPair> supply(p, ring);
+  const BlockPlace place = PlaceOfBlock(p);
+  Supply<kAlongK, kPair> supply(p, place, ring);
   LetNextStart();
-  if (p.splits > 1) ArriveInCluster();
+  if (p.splits > 1) {
+    if (threadIdx.x == 0) {
+      ExpectFromCluster(SharedAddress(&sum_barrier), p.splits * sums * sizeof(float));
+    }
+    ArriveInCluster();
+  }
   PrefetchNormWeight(p);
   if (!p.fetches_early) WaitForLaunchBefore();
   for (int s = 0; s < p.stages; ++s) supply.Start(s);
@@ -231,7 +246,7 @@ __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2
   BringRows<T>(p, rows, begin / 8, end / 8, SharedAddress(&row_barrier), squares);
 
   int stage = 0;
-  for (int t = blockIdx.x / p.splits; t < p.pieces; t += gridDim.x / p.splits) {
+  for (int t = place.cluster; t < p.pieces; t += place.clusters) {
     float sum[S::kSides][kTiles][kRowTiles][4] = {};
     for (int k = supply.First(); k < share.end; k += kStreamWarps * S::kDepth) {
       WaitForCopies(p.stages - 1);
@@ -264,14 +279,13 @@ __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2
     int num_parts = kStreamWarps;
     if (p.splits > 1) {
       WaitForCluster();  // the first block has started
-      const int rank = blockIdx.x % p.splits;
-      float* to = cg::this_cluster().map_shared_rank(by_block, 0) + rank * sums;
+      const uint32_t to = InFirstBlock(SharedAddress(by_block + place.rank * sums));
+      const uint32_t barrier = InFirstBlock(SharedAddress(&sum_barrier));
       for (int i = threadIdx.x; i < sums; i += kStreamThreads) {
-        to[i] = sum_of(by_warp, kStreamWarps, i);
+        Send(to + 4 * i, sum_of(by_warp, kStreamWarps, i), barrier);
       }
-      ArriveInCluster();
-      WaitForCluster();  // the first block has all sums
-      if (rank != 0) return;
+      if (place.rank != 0) return;
+      WaitForClusterBytes(SharedAddress(&sum_barrier));  // all of the sums
       parts = by_block;
       num_parts = p.splits;
     }
