@@ -91,13 +91,16 @@ __device__ __forceinline__ float ScaleOf(float score, float common) {
   return expf(score - PeakOrZero(common));
 }
 
-// ---- asynchronous copies to shared memory ----
+// ---- shared memory, and asynchronous copies to it ----
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 
 // 16 bytes, or zeros; the address must be valid either way.
 __device__ __forceinline__ void CopyAsync(char* to, const char* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)), "l"(from),
                "r"(inside ? 16 : 0)
                : "memory");
 #else

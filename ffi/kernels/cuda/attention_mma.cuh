@@ -1,6 +1,7 @@
 // Tensor cores, as the kernels of ATTENTION use them: few queries are the columns of a product.
 #pragma once
 
+#include "ffi/kernels/cuda/attention_device.cuh"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/scalar.cuh"
 
@@ -63,6 +64,59 @@ __device__ __forceinline__ float AcrossRows(float x, F combine) {
 #pragma unroll
   for (int o = 4; o < kWarp; o *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, o));
   return x;
+}
+
+// ---- softmax ----
+
+// Scores or weights of a lane: [i][j] of the position FirstRow() + 8 i, the query FirstHead() + j.
+template <int kRows>
+using RowScores = float[kRows][2];
+
+// The running softmax of a lane's two queries.
+struct Softmax {
+  float peak[2] = {-INFINITY, -INFINITY};  // the same for all lanes of a query
+  float total[2] = {};                     // this lane's part
+
+  // Makes weights of scores. What was weighted before is to be multiplied by `scale`; false: by 1,
+  // all over the warp.
+  template <int kRows>
+  __device__ __forceinline__ bool Weigh(RowScores<kRows>& scores, float (&scale)[2]) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float above = scores[0][j];
+#pragma unroll
+      for (int i = 1; i < kRows; ++i) above = fmaxf(above, scores[i][j]);
+      const float next =
+          fmaxf(peak[j], AcrossRows(above, [](float a, float b) { return fmaxf(a, b); }));
+      const float shift = PeakOrZero(next);
+      scale[j] = __expf(peak[j] - shift);
+      total[j] *= scale[j];
+      peak[j] = next;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        scores[i][j] = __expf(scores[i][j] - shift);
+        total[j] += scores[i][j];
+      }
+    }
+    return __any_sync(kAllLanes, scale[0] != 1 || scale[1] != 1);
+  }
+
+  // Over all positions, for the query FirstHead() + j.
+  __device__ __forceinline__ float Total(int j) const {
+    return AcrossRows(total[j], [](float a, float b) { return a + b; });
+  }
+};
+
+// Weights of 8 positions as the right operand. As a sum of two 16-bit numbers, for one would round
+// them more than f32 does.
+struct SplitWeights {
+  uint32_t high, low;
+};
+template <typename Math>
+__device__ __forceinline__ SplitWeights Split(const float (&weights)[2]) {
+  const uint16_t a = Math::Narrow(weights[0]), b = Math::Narrow(weights[1]);
+  return {Transposed(Pair(a, b)), Transposed(Pair(Math::Narrow(weights[0] - Math::Widen(a)),
+                                                  Math::Narrow(weights[1] - Math::Widen(b))))};
 }
 
 }  // namespace jaxgraph

@@ -6,9 +6,7 @@
 //     keys of a tile, its values are on their way, and the other way round;
 //   - scores are keys x queries: positions are the rows of the product, so that few queries (8 at a
 //     time) waste nothing; each lane has 4 positions of 2 queries, and keeps the running maximum;
-//   - the weighted sum is values x weights, with the columns of the values as rows. Weights enter
-//   as
-//     a sum of two 16-bit numbers, for one would round them more than f32 does.
+//   - the weighted sum is values x weights, with the columns of the values as rows.
 // At the end warps, then blocks combine what they have, in a fixed order: every block sends the
 // others their share, and each combines its own.
 #include <algorithm>
@@ -30,6 +28,7 @@ constexpr int kHeads = kMmaHeads;
 constexpr int kMaxWarps = 8;  // of a block
 constexpr int kMaxThreads = kMaxWarps * kWarp;
 constexpr int kMaxCluster = 16;                // more than 8 is granted on demand
+constexpr int kItem = 2;                       // bytes of an element
 constexpr uint32_t kSharedBudget = 100 << 10;  // two blocks on a multiprocessor
 
 struct TensorPlan {
@@ -60,11 +59,27 @@ struct BlockLayout {
   }
 };
 
+// The queries of a block.
+struct Where {
+  int b0, b1, first_query, count;
+};
+
+__device__ __forceinline__ TileRows KeyRows(const TensorPlan& plan, const Where& where) {
+  const AttentionArgs& p = plan.args;
+  return {p.k + where.b0 * p.k_strides[0] + where.b1 * p.k_strides[1], p.k_strides[3],
+          plan.key_vectors, plan.key_pitch};
+}
+__device__ __forceinline__ TileRows ValueRows(const TensorPlan& plan, const Where& where) {
+  const AttentionArgs& p = plan.args;
+  return {p.v + where.b0 * p.v_strides[0] + where.b1 * p.v_strides[1], p.v_strides[2],
+          plan.value_vectors, plan.value_pitch};
+}
+
 // ---- tensor cores ----
 
 template <bool kTranspose>
 __device__ __forceinline__ Fragment LoadFragment(const char* row) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  const uint32_t address = SharedAddress(row);
   Fragment f;
   if constexpr (kTranspose) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -82,29 +97,30 @@ __device__ __forceinline__ Fragment LoadFragment(const char* row) {
 
 // Queries as the right operand, [d, query]: words of two neighbours along d.
 template <int kBlocks>
-__device__ __forceinline__ void LoadQueries(const AttentionArgs& p, const char* q, int count,
-                                            bool pairs, uint32_t (&words)[kBlocks][2]) {
-  const int head = threadIdx.x % kWarp / 4, column = threadIdx.x % 4 * 2;
-  const char* row = q + min(head, count - 1) * p.q_strides[2];
+__device__ __forceinline__ void LoadQueries(const TensorPlan& plan, const Where& where,
+                                            uint32_t (&words)[kBlocks][2]) {
+  const AttentionArgs& p = plan.args;
+  const int head = FirstRow(), column = FirstHead();
+  const char* const row = p.q + where.b0 * p.q_strides[0] + where.b1 * p.q_strides[1] +
+                          (where.first_query + min(head, where.count - 1)) * p.q_strides[2];
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = block * 16 + half * 8 + column;
       uint32_t word = 0;
-      if (at < p.d && head < count) {
+      if (at < p.d && head < where.count) {
         const char* from = row + at * p.q_strides[3];
-        word = pairs ? *reinterpret_cast<const uint32_t*>(from)
-                     : Pair(*reinterpret_cast<const uint16_t*>(from),
-                            *reinterpret_cast<const uint16_t*>(from + p.q_strides[3]));
+        word = plan.pairs ? *reinterpret_cast<const uint32_t*>(from)
+                          : Pair(*reinterpret_cast<const uint16_t*>(from),
+                                 *reinterpret_cast<const uint16_t*>(from + p.q_strides[3]));
       }
       words[block][half] = word;
     }
   }
 }
 
-// scores[i][j]: of the position FirstRow() + 8 i, query FirstHead() + j.
-using Scores = float[4][2];
+using Scores = RowScores<4>;
 
 template <typename Math, int kBlocks>
 __device__ __forceinline__ void RawScores(const char* keys, uint32_t pitch, int d,
@@ -128,13 +144,17 @@ __device__ __forceinline__ void RawScores(const char* keys, uint32_t pitch, int 
   }
 }
 
+// A warp's memory for a tile's scores or weights, [position][query].
+constexpr int kScorePitch = kHeads + 1;
+constexpr uint32_t kScoreBytes = kTile * kScorePitch * sizeof(float);
+
 // Runs the score program. For it a lane takes one position: the scores go through shared memory.
 template <typename Score>
 __device__ __forceinline__ void RunProgram(const AttentionArgs& p, const ExprParams& program,
-                                           int b0, int b1, int first_query, int count,
-                                           int first_position, float* scratch, Scores& scores) {
+                                           const Where& at, int first_position, float* scratch,
+                                           Scores& scores) {
   using W = typename Score::W;
-  constexpr int kLanes = Score::kLanes, kPitch = kHeads + 1;
+  constexpr int kLanes = Score::kLanes, kPitch = kScorePitch;
   const auto exchange = [&](auto access) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -147,13 +167,13 @@ __device__ __forceinline__ void RunProgram(const AttentionArgs& p, const ExprPar
   };
   exchange([](float& memory, float& score) { memory = score; });
   const int lane = threadIdx.x % kWarp;
-  for (int h = 0; h < count; h += kLanes) {
-    ScoreSpace<kLanes> space = {b0, b1, min(first_position + lane, p.s - 1), {}};
+  for (int h = 0; h < at.count; h += kLanes) {
+    ScoreSpace<kLanes> space = {at.b0, at.b1, min(first_position + lane, p.s - 1), {}};
     Lanes<W, kLanes> lanes;
     float* const mine = scratch + lane * kPitch + h;
 #pragma unroll
     for (int j = 0; j < kLanes; ++j) {
-      space.query[j] = min(first_query + h + j, p.g - 1);
+      space.query[j] = min(at.first_query + h + j, p.g - 1);
       lanes.lane[j] = FromFloat<W>(mine[j]);
     }
     lanes = MaskScores<W, kLanes>(program, space, lanes);
@@ -164,18 +184,49 @@ __device__ __forceinline__ void RunProgram(const AttentionArgs& p, const ExprPar
   exchange([](float& memory, float& score) { score = memory; });
 }
 
-// sums[block]: of columns block * 16 + FirstRow() and 8 below, queries FirstHead() and the next.
-template <typename Math, int kBlocks>
-__device__ __forceinline__ void AddValues(const char* values, uint32_t pitch, int e,
-                                          const Scores& weights, float (&sums)[kBlocks][4]) {
-  uint32_t high[4], low[4];  // weights of 8 positions each, as the right operand
+// Of the known form: what this lane's queries see last.
+template <typename Score>
+__device__ __forceinline__ void LastOfLane(const AttentionArgs& p, const Where& at,
+                                           int (&last)[2]) {
+  if constexpr (!Score::kHasProgram) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      last[j] = LastVisible(p, at.b0, at.b1, min(at.first_query + FirstHead() + j, p.g - 1));
+    }
+  }
+}
+
+// Masks a tile's scores: by the known form, or by the program.
+template <typename Score>
+__device__ __forceinline__ void Mask(const AttentionArgs& p, const ExprParams* program,
+                                     const Where& at, int first_position, const int (&last)[2],
+                                     float* scratch, Scores& scores) {
+  if constexpr (Score::kHasProgram) {
+    RunProgram<Score>(p, *program, at, first_position, scratch, scores);
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint16_t a = Math::Narrow(weights[i][0]), b = Math::Narrow(weights[i][1]);
-    high[i] = Transposed(Pair(a, b));
-    low[i] = Transposed(Pair(Math::Narrow(weights[i][0] - Math::Widen(a)),
-                             Math::Narrow(weights[i][1] - Math::Widen(b))));
+    const int position = first_position + FirstRow() + 8 * i;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if constexpr (!Score::kHasProgram) {
+        scores[i][j] = MaskKnown(p.form, scores[i][j], position <= last[j]);
+      }
+      if (position >= p.s) scores[i][j] = -INFINITY;
+    }
   }
+}
+
+// Of the columns block * 16 + FirstRow() and 8 below: queries FirstHead() and the next.
+template <int kBlocks>
+using Sums = float[kBlocks][4];
+
+template <typename Math, int kBlocks>
+__device__ __forceinline__ void AddValues(const char* values, uint32_t pitch, int e,
+                                          const Scores& weights, Sums<kBlocks>& sums) {
+  SplitWeights split[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) split[i] = Split<Math>(weights[i]);
   const int lane = threadIdx.x % kWarp;
   const char* row = values + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
 #pragma unroll
@@ -184,10 +235,93 @@ __device__ __forceinline__ void AddValues(const char* values, uint32_t pitch, in
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Fragment f = LoadFragment<true>(row + half * 16 * pitch + block * 32);
-      Math::MultiplyAdd(f, high[2 * half], high[2 * half + 1], sums[block]);
-      Math::MultiplyAdd(f, low[2 * half], low[2 * half + 1], sums[block]);
+      Math::MultiplyAdd(f, split[2 * half].high, split[2 * half + 1].high, sums[block]);
+      Math::MultiplyAdd(f, split[2 * half].low, split[2 * half + 1].low, sums[block]);
     }
   }
+}
+
+// Where a warp's tiles were, [query, column]. False: this lane has one that is NaN.
+template <int kBlocks>
+__device__ __forceinline__ bool StoreSums(const Sums<kBlocks>& sums, int count, int e, float* to) {
+  bool numbers = true;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int head = FirstHead() + j;
+    if (head >= count) continue;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block * 16 >= e) break;
+      float* const column = to + head * e + block * 16 + FirstRow();
+      const float above = sums[block][j], below = sums[block][2 + j];
+      column[0] = above;
+      column[8] = below;
+      numbers = numbers && above == above && below == below;
+    }
+  }
+  return numbers;
+}
+
+// ---- values that are not finite ----
+
+// A warp's tiles: `first`, and every step-th behind it; no position at `end` or behind is read.
+struct Tiles {
+  int first, step, end;
+  __device__ __forceinline__ bool Has(int tile) const { return tile * kTile < end; }
+};
+
+// An infinite value times a part of a weight, which may be 0 or negative, is not what the whole
+// weight would give. So where a sum is NaN the warp makes all its sums again, one product after the
+// other, in the same memory. Not inlined, for it is rare.
+template <typename Math, int kBlocks, typename Score>
+__device__ __noinline__ void SumOneByOne(const TensorPlan& plan, const ExprParams* program,
+                                         const Where& at, const Tiles& tiles, const float* peaks,
+                                         char* keys) {
+  const AttentionArgs& p = plan.args;
+  const TileRows k = KeyRows(plan, at), v = ValueRows(plan, at);
+  char* const values = keys + kTile * k.pitch;
+  float* const weights = reinterpret_cast<float*>(keys);  // once the keys have been read
+  uint32_t queries[kBlocks][2];
+  LoadQueries(plan, at, queries);
+  int last[2];
+  LastOfLane<Score>(p, at, last);
+  Sums<kBlocks> sums = {};
+  for (int tile = tiles.first; tiles.Has(tile); tile += tiles.step) {
+    CopyTile(k, tile * kTile, tiles.end, keys);
+    CopyTile(v, tile * kTile, tiles.end, values);
+    WaitForCopies<0>();
+    Scores scores;
+    RawScores<Math, kBlocks>(keys, k.pitch, p.d, queries, scores);
+    __syncwarp();
+    Mask<Score>(p, program, at, tile * kTile, last,
+                reinterpret_cast<float*>(values + kTile * v.pitch), scores);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        weights[(FirstRow() + 8 * i) * kScorePitch + FirstHead() + j] =
+            ScaleOf(scores[i][j], peaks[FirstHead() + j]);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block * 16 >= p.e) break;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float* const weight = weights + FirstHead() + c % 2;
+        const char* const value = values + (block * 16 + FirstRow() + 8 * (c / 2)) * kItem;
+#pragma unroll 1
+        for (int i = 0; i < kTile; ++i) {
+          sums[block][c] = fmaf(
+              weight[i * kScorePitch],
+              Math::Widen(*reinterpret_cast<const uint16_t*>(value + i * v.pitch)), sums[block][c]);
+        }
+      }
+    }
+    __syncwarp();
+  }
+  StoreSums<kBlocks>(sums, at.count, p.e, reinterpret_cast<float*>(keys));
 }
 
 // kBlocks: of 16, that d and e have at most.
@@ -209,13 +343,12 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
   char* const values = keys + kTile * plan.key_pitch;
 
   const int rank = blockIdx.x % plan.splits, unit = blockIdx.x / plan.splits;
-  const int batch = unit / plan.pieces, first_query = unit % plan.pieces * kHeads;
-  const int count = min(plan.heads, p.g - first_query);
-  const int b0 = batch / p.b1, b1 = batch - b0 * p.b1;
-  const TileRows k = {p.k + b0 * p.k_strides[0] + b1 * p.k_strides[1], p.k_strides[3],
-                      plan.key_vectors, plan.key_pitch};
-  const TileRows v = {p.v + b0 * p.v_strides[0] + b1 * p.v_strides[1], p.v_strides[2],
-                      plan.value_vectors, plan.value_pitch};
+  const int batch = unit / plan.pieces, b0 = batch / p.b1;
+  const int first_query = unit % plan.pieces * kHeads;
+  const Where at = {b0, batch - b0 * p.b1, first_query, min(plan.heads, p.g - first_query)};
+  const TileRows k = KeyRows(plan, at), v = ValueRows(plan, at);
+  const ExprParams* const program =
+      Score::kHasProgram ? reinterpret_cast<const ExprParams*>(shared) : nullptr;
   const auto cluster = cooperative_groups::this_cluster();
   if constexpr (Score::kHasProgram) ToShared(params.program, shared_memory);
   BeginLaunch();
@@ -223,73 +356,37 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
   if (plan.splits > 1) cluster.barrier_arrive();
 
   uint32_t queries[kBlocks][2];
-  LoadQueries(p,
-              p.q + b0 * p.q_strides[0] + b1 * p.q_strides[1] +
-                  static_cast<int64_t>(first_query) * p.q_strides[2],
-              count, plan.pairs, queries);
-  int last[2];  // of the known form
-  if constexpr (!Score::kHasProgram) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      last[j] = LastVisible(p, b0, b1, min(first_query + FirstHead() + j, p.g - 1));
-    }
-  }
+  LoadQueries(plan, at, queries);
+  int last[2];
+  LastOfLane<Score>(p, at, last);
   // At `end` and behind no query of this block sees anything.
-  int end = LastPosition(p, b0, b1, first_query + min(lane % kHeads, count - 1)) + 1;
+  int end = LastPosition(p, at.b0, at.b1, first_query + min(lane % kHeads, at.count - 1)) + 1;
 #pragma unroll
   for (int o = kHeads / 2; o > 0; o /= 2) end = max(end, __shfl_xor_sync(kAllLanes, end, o));
-  const int tiles = (end + kTile - 1) / kTile, step = plan.splits * plan.warps;
-  int tile = warp * plan.splits + rank;
-  if (tile < tiles) {
-    CopyTile(k, tile * kTile, end, keys);
-    CopyTile(v, tile * kTile, end, values);
+  const Tiles tiles = {warp * plan.splits + rank, plan.splits * plan.warps, end};
+  if (tiles.Has(tiles.first)) {
+    CopyTile(k, tiles.first * kTile, end, keys);
+    CopyTile(v, tiles.first * kTile, end, values);
   }
 
-  float peak[2] = {-INFINITY, -INFINITY}, total[2] = {}, sums[kBlocks][4] = {};
-  for (; tile < tiles; tile += step) {
-    const bool more = tile + step < tiles;
+  Softmax softmax;
+  Sums<kBlocks> sums = {};
+  for (int tile = tiles.first; tiles.Has(tile); tile += tiles.step) {
+    const int next = tile + tiles.step;
+    const bool more = tiles.Has(next);
     WaitForCopies<1>();
     Scores scores;
     RawScores<Math, kBlocks>(keys, plan.key_pitch, p.d, queries, scores);
     __syncwarp();
     if (more) {
-      CopyTile(k, (tile + step) * kTile, end, keys);
+      CopyTile(k, next * kTile, end, keys);
     } else {
       CommitCopies();
     }
-    if constexpr (Score::kHasProgram) {
-      RunProgram<Score>(p, *reinterpret_cast<const ExprParams*>(shared), b0, b1, first_query, count,
-                        tile * kTile, reinterpret_cast<float*>(values + kTile * plan.value_pitch),
-                        scores);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int position = tile * kTile + FirstRow() + 8 * i;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if constexpr (!Score::kHasProgram) {
-          scores[i][j] = MaskKnown(p.form, scores[i][j], position <= last[j]);
-        }
-        if (position >= p.s) scores[i][j] = -INFINITY;
-      }
-    }
+    Mask<Score>(p, program, at, tile * kTile, last,
+                reinterpret_cast<float*>(values + kTile * plan.value_pitch), scores);
     float scale[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float above =
-          fmaxf(fmaxf(scores[0][j], scores[1][j]), fmaxf(scores[2][j], scores[3][j]));
-      const float next =
-          fmaxf(peak[j], AcrossRows(above, [](float a, float b) { return fmaxf(a, b); }));
-      scale[j] = ScaleOf(peak[j], next);
-      total[j] *= scale[j];
-      peak[j] = next;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        scores[i][j] = ScaleOf(scores[i][j], next);
-        total[j] += scores[i][j];
-      }
-    }
-    if (__any_sync(kAllLanes, scale[0] != 1 || scale[1] != 1)) {
+    if (softmax.Weigh(scores, scale)) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
@@ -299,28 +396,23 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
     WaitForCopies<1>();
     AddValues<Math, kBlocks>(values, plan.value_pitch, p.e, scores, sums);
     __syncwarp();
-    if (more) CopyTile(v, (tile + step) * kTile, end, values);
+    if (more) CopyTile(v, next * kTile, end, values);
   }
 
   // The warps of the block: their sums lie where their tiles were, [query, column].
   WaitForCopies<0>();
-  float* const mine = reinterpret_cast<float*>(keys);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int head = FirstHead() + j;
-    const float sum = AcrossRows(total[j], [](float a, float b) { return a + b; });
+    const float total = softmax.Total(j);
     if (lane < 4) {
-      warp_peaks[warp * kHeads + head] = peak[j];
-      warp_totals[warp * kHeads + head] = sum;
+      warp_peaks[warp * kHeads + FirstHead() + j] = softmax.peak[j];
+      warp_totals[warp * kHeads + FirstHead() + j] = total;
     }
-    if (head >= count) continue;
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block * 16 >= p.e) break;
-      float* const column = mine + head * p.e + block * 16 + FirstRow();
-      column[0] = sums[block][j];
-      column[8] = sums[block][2 + j];
-    }
+  }
+  const bool numbers = StoreSums<kBlocks>(sums, at.count, p.e, reinterpret_cast<float*>(keys));
+  if (!__all_sync(kAllLanes, numbers)) {
+    __syncwarp();
+    SumOneByOne<Math, kBlocks, Score>(plan, program, at, tiles, warp_peaks + warp * kHeads, keys);
   }
   __syncthreads();
   if (plan.splits > 1) cluster.barrier_wait();
@@ -334,7 +426,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
     for (int w = 0; w < plan.warps; ++w) peak = fmaxf(peak, warp_peaks[w * kHeads + head]);
     return peak;
   };
-  for (int i = threadIdx.x; i < count * p.e; i += blockDim.x) {
+  for (int i = threadIdx.x; i < at.count * p.e; i += blockDim.x) {
     const int head = static_cast<int>(plan.width.Quotient(i));
     const int to = static_cast<int>(plan.share.Quotient(i));
     const float common = block_peak(head);
@@ -367,9 +459,9 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
   const float* const block_sums = reinterpret_cast<const float*>(shared + layout.sums);
   const float* const peaks = reinterpret_cast<const float*>(shared + layout.peaks);
   const float* const totals = reinterpret_cast<const float*>(shared + layout.totals);
-  const int outputs = min(share, count * p.e - rank * share);
+  const int outputs = min(share, at.count * p.e - rank * share);
   for (int i = threadIdx.x; i < outputs; i += blockDim.x) {
-    const int at = rank * share + i, head = static_cast<int>(plan.width.Quotient(at));
+    const int output = rank * share + i, head = static_cast<int>(plan.width.Quotient(output));
     float common = -INFINITY, sum = 0, all = 0;
     for (int r = 0; r < plan.splits; ++r) common = fmaxf(common, peaks[r * kHeads + head]);
     for (int r = 0; r < plan.splits; ++r) {
@@ -377,9 +469,9 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
       sum = fmaf(block_sums[r * share + i], scale, sum);
       all = fmaf(totals[r * kHeads + head], scale, all);
     }
-    StoreFloat(p.out + b0 * p.out_strides[0] + b1 * p.out_strides[1] +
+    StoreFloat(p.out + at.b0 * p.out_strides[0] + at.b1 * p.out_strides[1] +
                    static_cast<int64_t>(first_query + head) * p.out_strides[2] +
-                   (at - head * p.e) * p.out_strides[3],
+                   (output - head * p.e) * p.out_strides[3],
                p.out_dtype, sum / all);
   }
 #endif
@@ -416,7 +508,6 @@ constexpr int64_t kMostBlocks = 264;
 
 void LaunchAttentionTensor(const AttentionNode& node, Launches* launches) {
   const AttentionArgs& args = node.args;
-  constexpr int kItem = 2;
   TensorPlan plan = {};
   plan.args = args;
   plan.heads = std::min(args.g, kHeads);
@@ -427,7 +518,7 @@ void LaunchAttentionTensor(const AttentionNode& node, Launches* launches) {
   plan.key_pitch = PitchOf(plan.key_vectors.divisor);
   plan.value_pitch = PitchOf(plan.value_vectors.divisor);
   plan.warp_bytes = kTile * (plan.key_pitch + plan.value_pitch);
-  if (!args.form.known) plan.warp_bytes += kTile * (kHeads + 1) * sizeof(float);
+  if (!args.form.known) plan.warp_bytes += kScoreBytes;
   plan.pairs = args.q_strides[3] == kItem && IsAligned(args.q, 4) && args.q_strides[0] % 4 == 0 &&
                args.q_strides[1] % 4 == 0 && args.q_strides[2] % 4 == 0;
 

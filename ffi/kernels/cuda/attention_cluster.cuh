@@ -1,0 +1,75 @@
+// What the warps of a block, and the blocks of a cluster, have of an attention's outputs, and how
+// they combine it: in a fixed order. What a block sends to another goes straight into that one's
+// shared memory, whose barrier counts the bytes that have come.
+#pragma once
+
+#include "ffi/kernels/cuda/attention_device.cuh"
+
+namespace jaxgraph {
+
+// Of a query and 4 columns.
+struct Part {
+  float4 sum;
+  float peak, total;
+};
+
+// Adds `part`, whose peak is at most `peak`.
+__device__ __forceinline__ void Add(const Part& part, Part* all) {
+  const float scale = ScaleOf(part.peak, all->peak);
+  all->total = fmaf(part.total, scale, all->total);
+  all->sum.x = fmaf(part.sum.x, scale, all->sum.x);
+  all->sum.y = fmaf(part.sum.y, scale, all->sum.y);
+  all->sum.z = fmaf(part.sum.z, scale, all->sum.z);
+  all->sum.w = fmaf(part.sum.w, scale, all->sum.w);
+}
+
+// `count` of them, the i-th is part(i), at most `kMost`.
+template <int kMost, typename F>
+__device__ __forceinline__ Part Combined(int count, F part) {
+  Part all = {{0, 0, 0, 0}, -INFINITY, 0};
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i < count) all.peak = fmaxf(all.peak, part(i).peak);
+  }
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i < count) Add(part(i), &all);
+  }
+  return all;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void WaitForBytes(uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier)
+      : "memory");
+}
+// The same place in another block of the cluster.
+__device__ __forceinline__ uint32_t InBlock(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void Send(uint32_t to, const float4& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+
+#endif
+
+}  // namespace jaxgraph
