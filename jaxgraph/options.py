@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -175,8 +176,9 @@ class Options:
             "concurrency": self.concurrency,
             "rewarm_on_address_change": self.on_address_change == "rewarm",
             "update_depth": _UPDATE_DEPTHS.index(self.update_depth),
-            "idle_ms": round(self.idle_seconds * 1000),
-            "sweep_ms": round(self.sweep_seconds * 1000),
+            # Rounded up: 0 would mean for ever.
+            "idle_ms": math.ceil(self.idle_seconds * 1000),
+            "sweep_ms": math.ceil(self.sweep_seconds * 1000),
             "max_executables": self.max_executables,
             "memory_budget": self.memory_budget,
         }

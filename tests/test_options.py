@@ -142,3 +142,11 @@ def test_exec_options_name_every_setting_of_the_core():
     assert described["chunk_size"] == 5
     assert described["rewarm_on_address_change"]
     assert (described["update_depth"], described["idle_ms"]) == (2, 1500)
+
+
+def test_a_short_time_is_not_for_ever():
+    """What is measured in whole milliseconds is rounded up: 0 keeps recordings for ever."""
+    settings = Options(idle_seconds=1e-4, sweep_seconds=1e-4).exec_options()
+    assert (settings["idle_ms"], settings["sweep_ms"]) == (1, 1)
+    settings = Options(idle_seconds=0, sweep_seconds=0).exec_options()
+    assert (settings["idle_ms"], settings["sweep_ms"]) == (0, 0)

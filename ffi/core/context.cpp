@@ -1,6 +1,7 @@
 #include "ffi/core/context.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 namespace jaxgraph {
@@ -32,27 +33,44 @@ Status Context::Reserve(uint64_t bytes, FunctionStats* stats) {
   return Status::Ok();
 }
 
-ContextPool::Lease::Lease(ContextPool* pool, Context* context)
-    : pool_(pool), context_(context), lock_(context->mutex) {}
+ContextPool::Lease::Lease(ContextPool* pool, Context* context, Stream stream)
+    : pool_(pool), context_(context), lock_(context->mutex) {
+  context->stream = stream;
+}
 
 ContextPool::Lease::~Lease() {
   lock_.unlock();
   pool_->Return(context_);
 }
 
-ContextPool::Lease ContextPool::Acquire(Stream stream) { return Lease(this, Find(stream)); }
+ContextPool::Lease ContextPool::Acquire(Stream stream) {
+  return Lease(this, Find(stream), device_->streams_are_transient() ? nullptr : stream);
+}
+
+void ContextPool::MakeFirst() {
+  std::lock_guard lock(mutex_);
+  if (slots_.empty()) slots_.emplace_back().context = std::make_unique<Context>(device_);
+}
 
 Context* ContextPool::Find(Stream stream) {
   const bool pooled = device_->streams_are_transient();
   std::lock_guard lock(mutex_);
-  for (Slot& slot : slots_) {
-    if (pooled ? !slot.leased : slot.context->stream == stream) {
-      slot.leased = pooled;
-      return slot.context.get();
-    }
+  const auto is_ours = [&](const Slot& slot) {
+    return pooled ? !slot.leased : slot.claimed && slot.stream == stream;
+  };
+  auto found = std::find_if(slots_.begin(), slots_.end(), is_ours);
+  if (found == slots_.end()) {
+    found = std::find_if(slots_.begin(), slots_.end(),
+                         [&](const Slot& slot) { return !pooled && !slot.claimed; });
   }
-  slots_.push_back({std::make_unique<Context>(device_, pooled ? nullptr : stream), pooled});
-  return slots_.back().context.get();
+  if (found == slots_.end()) {
+    slots_.emplace_back().context = std::make_unique<Context>(device_);
+    found = std::prev(slots_.end());
+  }
+  found->stream = stream;
+  found->claimed = true;
+  found->leased = pooled;
+  return found->context.get();
 }
 
 void ContextPool::Return(const Context* context) {

@@ -26,8 +26,7 @@ struct Arena {
 
 class Context {
  public:
-  Context(GraphDevice* device, Stream stream)
-      : stream(stream), side_streams(device), device_(device) {}
+  explicit Context(GraphDevice* device) : side_streams(device), device_(device) {}
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -36,8 +35,8 @@ class Context {
   // asks, which a move counts for; null: none.
   Status Reserve(uint64_t bytes, FunctionStats* stats);
 
-  const Stream stream;  // that calls are enqueued on; null in a pool
-  std::mutex mutex;     // held while one call is enqueued; guards all below
+  std::mutex mutex;         // held while one call is enqueued; guards all below
+  Stream stream = nullptr;  // that calls are enqueued on; null in a pool, and before the first call
   Arena arena;
   Ledger ledger;
   Stream capture_stream = nullptr;  // made at the first capture
@@ -61,7 +60,7 @@ class ContextPool {
   // A context for one call, held (locked, and in a pool leased) until the lease goes away.
   class Lease {
    public:
-    Lease(ContextPool* pool, Context* context);
+    Lease(ContextPool* pool, Context* context, Stream stream);
     ~Lease();
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
@@ -74,6 +73,8 @@ class ContextPool {
     std::unique_lock<std::mutex> lock_;
   };
   Lease Acquire(Stream stream);
+  // Makes the context of the first call ahead of it, whose stream is not known yet.
+  void MakeFirst();
 
   // All contexts there are; none goes away before DestroyAll, which no call may overlap.
   std::vector<Context*> All() const;
@@ -82,7 +83,9 @@ class ContextPool {
  private:
   struct Slot {
     std::unique_ptr<Context> context;
-    bool leased = false;
+    Stream stream = nullptr;  // whose it is; not in a pool
+    bool claimed = false;     // ... if it is anybody's
+    bool leased = false;      // in a pool
   };
   Context* Find(Stream stream);
   void Return(const Context* context);

@@ -173,9 +173,7 @@ Status Executor::Execute(const std::shared_ptr<const Program>& program,
 Status Executor::Reserve(uint64_t bytes) {
   const DeviceScope scope(impl_->device);
   JAXGRAPH_RETURN_IF_ERROR(scope.status());
-  // A pool's first context serves whoever calls next; one of a stream is made when its stream
-  // comes.
-  if (impl_->device->streams_are_transient()) impl_->contexts.Acquire(nullptr);
+  impl_->contexts.MakeFirst();
   for (Context* context : impl_->contexts.All()) {
     std::lock_guard lock(context->mutex);
     JAXGRAPH_RETURN_IF_ERROR(context->Reserve(bytes, nullptr));

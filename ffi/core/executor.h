@@ -37,7 +37,8 @@ class Executor {
   Status Execute(const std::shared_ptr<const Program>& program, const std::vector<char*>& operands,
                  const std::vector<char*>& results, Stream stream);
 
-  // Sizes the arena for `bytes` ahead of time (all contexts made later start at this size).
+  // Sizes the arena for `bytes` ahead of time, that of the first call too, if there was none yet.
+  // All contexts made later start at this size.
   Status Reserve(uint64_t bytes);
   // Destroys executables and variants of one function (0: all), zeroes its counters and forgets its
   // events.

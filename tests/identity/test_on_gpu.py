@@ -172,3 +172,44 @@ def test_a_lost_context_is_an_exception_that_says_so():
     assert "raised" in done.stdout, done.stdout + done.stderr[-3000:]
     # Ours, or XLA's own where it met the error first.
     assert "is lost" in done.stdout or "ILLEGAL_ADDRESS" in done.stdout.upper(), done.stdout
+
+
+RESERVED = textwrap.dedent(
+    """
+    import jax, jax.numpy as jnp, jaxgraph
+    from jaxgraph import _native
+
+    def fun(x):
+        return (x @ x + 1) @ x
+
+    step, x = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True)), jnp.ones((64, 64))
+    jnp.sum(x).block_until_ready()
+    gauge = _native.testing.Machine("CUDA")
+    try:
+        _native.reserve("CUDA", 0, 1 << 46)
+    except MemoryError as error:
+        assert str(1 << 46) in str(error), error
+    else:
+        raise AssertionError("there cannot be so much memory")
+    before = gauge.free_memory()
+    assert step.reserve(x) > 0
+    _native.reserve("CUDA", 0, 256 << 20)
+    taken = before - gauge.free_memory()
+    assert taken >= 256 << 20, taken
+    for _ in range(4):
+        out = step(x)
+    assert jnp.allclose(out, fun(x))
+    stats = step.stats()
+    assert (stats.replays, stats.arena_bytes >= 256 << 20) == (2, True), stats
+    assert before - gauge.free_memory() < taken + (64 << 20)
+    print("reserved", flush=True)
+    """
+)
+
+
+def test_what_is_reserved_before_any_call_is_there():
+    """In a fresh process: memory is taken, or its absence told, before a stream is known."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RESERVED], capture_output=True, text=True, timeout=300
+    )
+    assert "reserved" in done.stdout, done.stdout + done.stderr[-3000:]

@@ -375,17 +375,56 @@ TEST(Limits, WhatWasReservedAheadNeedNotBeHadForACallThatNeedsLess) {
   StreamDevice host;
   FaultInjecting device(&host);
   TestEmitter emitter;
+  Stream first = nullptr;
+  Stream second = nullptr;
+  ASSERT_TRUE(host.CreateStream(&first).ok());
+  ASSERT_TRUE(host.CreateStream(&second).ok());
   {
     Executor executor(&device, &emitter);
     StepBuffers b;
     const auto program = Seal(StepProgram());
-    ASSERT_TRUE(executor.Reserve(uint64_t{1} << 30).ok());  // no stream is known yet
+    ASSERT_TRUE(executor.Reserve(1 << 20).ok());
+    b.Check(&executor, program, 0, 0.5f, first);
     device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
-    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i);
+    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i, 0.5f, second);
     EXPECT_EQ(device.failures(), 1u);
     EXPECT_EQ(executor.Stats(7).replays, 2u);
   }
   EXPECT_EQ(host.live_handles().arenas, 0);
+  host.DestroyStream(first);
+  host.DestroyStream(second);
+}
+
+// Before any call came, on a device where each stream has its own arena: the memory is taken, or
+// its absence told, there and then.
+TEST(Limits, WhatIsReservedBeforeAnyCallIsThere) {
+  StreamDevice host;
+  FaultInjecting device(&host);
+  TestEmitter emitter;
+  Stream streams[2] = {};
+  for (Stream& stream : streams) ASSERT_TRUE(host.CreateStream(&stream).ok());
+  {
+    Executor executor(&device, &emitter);
+    StepBuffers b;
+    const auto program = Seal(StepProgram());
+    device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
+    const Status status = executor.Reserve(1 << 20);
+    EXPECT_EQ(status.code(), Code::kOutOfMemory);
+    EXPECT_NE(status.message().find("from 0 to 1048576 bytes"), std::string::npos);
+    ASSERT_TRUE(executor.Reserve(1 << 20).ok());
+    EXPECT_EQ(host.live_handles().arenas, 1);
+    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i, 0.5f, streams[0]);
+    EXPECT_EQ(host.live_handles().arenas, 1);  // the first stream has taken it over
+    EXPECT_EQ(device.calls(DeviceCall::kArenaReserve), 2u);
+    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i, 0.5f, streams[1]);
+    EXPECT_EQ(host.live_handles().arenas, 2);  // and the second has its own
+    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i, 0.5f, nullptr);
+    EXPECT_EQ(host.live_handles().arenas, 3);
+    for (const ArenaExtent& arena : executor.Arenas()) EXPECT_EQ(arena.capacity, 1u << 20);
+    EXPECT_EQ(executor.Stats(7).replays, 6u);
+  }
+  EXPECT_EQ(host.live_handles().arenas, 0);
+  for (Stream stream : streams) host.DestroyStream(stream);
 }
 
 // A variant that is pushed out and made again has not earned new attempts.
