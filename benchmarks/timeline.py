@@ -2,9 +2,9 @@
 
     python benchmarks/timeline.py [--shape S] [--json FILE]
 
-JAX's profiler records the kernels of a few steps that follow each other without waiting, those
-within graphs one by one. A kernel that waits for its predecessor on the device (dependent launch)
-is there before it works, so a kernel counts from the end of the one before it.
+JAX's profiler records the kernels of a few steps in one `lax.scan`, those within graphs one by one.
+A kernel that waits for its predecessor on the device (dependent launch) is there before it works,
+so a kernel counts from the end of the one before it.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from llama import SHAPES, decode_step, empty_cache, random_params
 
-WARM, PROFILED = 12, 5  # steps
+STEPS = 8  # in the scan
 # Of jaxgraph's kernels, by name. XLA's names say what is fused, not what it is for.
 KINDS = {
     "attention": re.compile(r"^Attention"),
@@ -68,26 +68,32 @@ def kernels_of(profile: Any) -> list[Kernel]:
     return sorted(found, key=lambda kernel: kernel.end_us)
 
 
-def last_step(kernels: Sequence[Kernel], steps: int) -> list[Kernel]:
-    """The last of several equal steps, from the end of the one before it.
+def one_step(kernels: Sequence[Kernel], steps: int) -> list[Kernel]:
+    """A step from the middle of several equal ones, which other kernels may come before and after.
+
+    It begins behind the longest pause of a step, and at the end of the kernel before.
 
     Raises:
-      ValueError: the steps are not equal, so that nobody knows where one ends.
+      ValueError: nothing repeats itself that often.
     """
-    count, rest = divmod(len(kernels), steps)
-    parts = [kernels[i * count : (i + 1) * count] for i in range(steps)]
-    if count == 0 or rest or any(_names(p) != _names(parts[0]) for p in parts):
+    names = [kernel.name for kernel in kernels]
+    for count in range(len(names) // steps, len(names) // (steps + 1), -1):
+        middle = len(names) // 2 - count
+        if names[middle : middle + count] == names[middle + count : middle + 2 * count]:
+            break
+    else:
         raise ValueError(f"{len(kernels)} kernels are not those of {steps} equal steps")
-    origin = before = parts[-2][-1].end_us
+
+    def pause(i: int) -> float:
+        return kernels[i].start_us - kernels[i - 1].end_us
+
+    first = max(range(middle, middle + count), key=pause)
+    origin = before = kernels[first - 1].end_us
     step = []
-    for name, start, end in parts[-1]:
+    for name, start, end in kernels[first : first + count]:
         step.append(Kernel(short(name), max(start, before) - origin, end - origin))
         before = end
     return step
-
-
-def _names(kernels: Iterable[Kernel]) -> list[str]:
-    return sorted(kernel.name for kernel in kernels)
 
 
 def summary(step: Sequence[Kernel]) -> dict[str, tuple[int, float]]:
@@ -105,23 +111,26 @@ def profiled(make: Callable[..., Any], arguments: argparse.Namespace) -> list[Ke
     config = SHAPES[arguments.shape]
     params = random_params(config, "bfloat16", jax.random.key(0))
     cache = empty_cache(config, 1, arguments.context, "bfloat16")
-    state = (jnp.ones(1, jnp.int32), jnp.int32(arguments.position), cache)
+    token, position = jnp.ones(1, jnp.int32), jnp.int32(arguments.position)
     step = make(partial(decode_step, config=config), donate_argnums=(1,))
 
-    def run(state: Any, steps: int) -> Any:
-        for _ in range(steps):
-            state = step(params, state[2], state[0], state[1])
-        return jax.block_until_ready(state)
+    @partial(jax.jit, donate_argnums=1)
+    def run(params: Any, cache: Any) -> Any:
+        def body(state: Any, _: None) -> Any:
+            token, position, cache = state
+            return step(params, cache, token, position), None
 
-    state = run(state, WARM)
+        return jax.lax.scan(body, (token, position, cache), length=STEPS)[0]
+
+    for _ in range(2):
+        *_, cache = jax.block_until_ready(run(params, cache))
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = options.host_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            run(state, PROFILED)
+            jax.block_until_ready(run(params, cache))
         (file,) = Path(folder).rglob("*.xplane.pb")
-        profile = jax.profiler.ProfileData.from_file(str(file))
-        return last_step(kernels_of(profile), PROFILED)
+        return one_step(kernels_of(jax.profiler.ProfileData.from_file(str(file))), STEPS)
 
 
 def main(argv: list[str] | None = None) -> int:

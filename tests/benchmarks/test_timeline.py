@@ -7,14 +7,15 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-# Begin, duration (ns) and name of what a GPU did in two steps; in each, the second kernel was there
-# before the first had ended, and the third came late.
+# What a GPU does in a step: in each, the second kernel is there before the first has ended, and the
+# third comes late.
 NAMES = (
     "void jaxgraph::(anonymous namespace)::StreamTilesKernel<jaxgraph::BF16, 8>(jaxgraph::Params)",
     "jaxgraph::(anonymous namespace)::AttentionDecodeKernel<float>(int)",
     "jaxgraph_group_0123456789abcdef",
 )
-STEPS = [(0, 4000), (1000, 5000), (8000, 2000), (12000, 4000), (13000, 5500), (20000, 2500)]
+STEP = [(0, 4000), (1000, 5500), (8000, 2500)]  # begin, duration; ns
+EVENTS = [(20_000 * i + begin, ns) for i in range(4) for begin, ns in STEP]
 
 
 @pytest.fixture
@@ -39,25 +40,32 @@ def profile(events):
         return f'planes {{ name: "{name}" {names} lines {{ name: "{line}" {spans} }} }}'
 
     text = xplane("/device:GPU:0", "Stream #14(Compute)", list(enumerate(events)))
-    text += xplane("/host:CPU", "Stream of thoughts", [(0, (5, 7))])
+    text += xplane("/host:CPU", "Stream #1", [(0, (5, 7))])
     return jax.profiler.ProfileData.from_text_proto(text)
 
 
 def test_a_step_goes_from_the_end_of_the_one_before(timeline):
-    kernels = timeline.kernels_of(profile(STEPS))
-    assert len(kernels) == 6
-    step = timeline.last_step(kernels, 2)
+    kernels = timeline.kernels_of(profile(EVENTS))
+    assert len(kernels) == 12
+    step = timeline.one_step(kernels, 4)
     assert [k.name for k in step] == [
         "StreamTilesKernel", "AttentionDecodeKernel", "jaxgraph_group_0123456789abcdef",
     ]  # fmt: skip
-    # The step before it ended at 10 µs; the second kernel's wait for the first is not its work.
-    assert [(k.start_us, k.end_us) for k in step] == [(2.0, 6.0), (6.0, 8.5), (10.0, 12.5)]
+    # The step before it ended at 10.5 µs; the second kernel's wait for the first is not its work.
+    times = [(k.start_us, k.end_us) for k in step]
+    assert times == [(9.5, 13.5), (13.5, 16.0), (17.5, 20.0)]
     assert timeline.summary(step) == {
         "products": (1, 4.0),
         "attention": (1, 2.5),
         "norms, rows and all else": (1, 2.5),
-        "between kernels": (0, 3.5),
+        "between kernels": (0, 11.0),
     }
+
+
+def test_what_comes_before_and_after_the_steps_is_left_out(timeline):
+    kernels = timeline.kernels_of(profile(EVENTS))
+    more = [timeline.Kernel("copy", -9.0, -8.0), *kernels, timeline.Kernel("copy", 90.0, 91.0)]
+    assert timeline.one_step(more, 4) == timeline.one_step(kernels, 4)
 
 
 def test_kernels_of_xla_have_a_kind_of_their_own(timeline):
@@ -66,29 +74,27 @@ def test_kernels_of_xla_have_a_kind_of_their_own(timeline):
 
 
 def test_steps_that_are_not_equal_are_refused(timeline):
-    kernels = timeline.kernels_of(profile(STEPS[:-1]))
-    with pytest.raises(ValueError, match="5 kernels are not those of 2 equal steps"):
-        timeline.last_step(kernels, 2)
-    swapped = [*kernels[:4], kernels[3]._replace(end_us=30), kernels[4]]
-    with pytest.raises(ValueError, match="not those of"):
-        timeline.last_step(swapped, 2)
+    kernels = timeline.kernels_of(profile(EVENTS))
+    renamed = [k._replace(name=f"kernel {i}") for i, k in enumerate(kernels)]
+    with pytest.raises(ValueError, match="12 kernels are not those of 4 equal steps"):
+        timeline.one_step(renamed, 4)
     with pytest.raises(ValueError, match="0 kernels"):
-        timeline.last_step([], 2)
+        timeline.one_step([], 4)
 
 
 def test_a_picture_has_all_kernels(timeline):
     pytest.importorskip("matplotlib")
     import pictures
 
-    step = timeline.last_step(timeline.kernels_of(profile(STEPS)), 2)
+    step = timeline.one_step(timeline.kernels_of(profile(EVENTS)), 4)
     drawn = [{**k._asdict(), "kind": k.kind} for k in step]
-    engine = {"end_us": 12.5, "kinds": timeline.summary(step), "kernels": drawn}
+    engine = {"end_us": 20.0, "kinds": timeline.summary(step), "kernels": drawn}
     figures = {"shape": "1b", "engines": {"XLA": engine, "jaxgraph": engine}}
     xla, ours, enlarged = pictures.timeline_figure(figures).axes
     for axes in (xla, ours, enlarged):
         widths = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
-        assert widths == [(2.0, 4.0), (6.0, 2.5), (10.0, 2.5)]
-    assert "3 kernels, 12 µs" in ours.get_title(loc="left")
+        assert widths == [(9.5, 4.0), (13.5, 2.5), (17.5, 2.5)]
+    assert "3 kernels, 20 µs" in ours.get_title(loc="left")
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there are kernels to show")
