@@ -135,6 +135,13 @@ def assemble(
     return b"".join(parts)
 
 
+def opcodes(program: bytes) -> bytes:
+    """What a packed program does, instruction by instruction, whatever the shapes and constants."""
+    rank, num_stages, _, _, _, _, num_instrs = struct.unpack_from("<6BH", program)
+    first = struct.calcsize("<6BH") + 8 * (rank + num_stages)
+    return program[first : first + 8 * num_instrs : 8]
+
+
 def _reachable(roots: Iterable[Val], within_row: bool = False) -> list[Val]:
     """Values that the roots need, arguments first; ``within_row``: only those made per element."""
     order: list[Val] = []

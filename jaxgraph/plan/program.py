@@ -201,13 +201,14 @@ def _node(unit: un.Unit, plan: StoragePlan, base_of) -> tuple:
 def _first_node(
     plan: StoragePlan, graph: Graph, labels: Mapping[int, str], cut: Cut
 ) -> tuple[str, ...]:
-    """What the split's first node is: its operation, and where its sources come from."""
+    """What the split's first node is: operation, parameters, and where its sources come from."""
     if not plan.units:
         return ()
     first = plan.units[0]
     operands = {t.id: v for t, v in zip(graph.inputs, cut.inputs, strict=True)}
     origins = (_origin(tensor, operands, labels) for tensor in first.reads())
-    return (un.OP_NAMES[first.op], *origins, first.label.partition("@")[0])
+    params = un.shape_free_params(first).hex()
+    return (un.OP_NAMES[first.op], params, *origins, first.label.partition("@")[0])
 
 
 def _graph_key(name: str, function_id: int, first: tuple[str, ...], number: int) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxgraph.graph.ir import Node, Tensor
+from jaxgraph.graph.expression import opcodes
 from jaxgraph.graph.layout import Layout, slice_
 from jaxgraph.passes.attention import visible_bound
 from jaxgraph.passes.cluster import Fit
@@ -18,6 +19,7 @@ VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY, ATTENTION, SORT = range(9)
 OP_NAMES = ("VIEW", "EXPR", "ROW", "MATMUL", "GATHER", "SET_ROWS", "COPY", "ATTENTION", "SORT")
 
 _SORT_OUTS = 8  # SortParams::source
+_ATTENTION_BYTES = 8  # AttentionParams
 
 NO_BOUND = 0xFF  # AttentionParams::bound_source
 
@@ -131,6 +133,17 @@ def of_sorts(nodes: Sequence[Node], layout_of) -> list[Unit]:
 
 def copy(out: Ref, src: Ref, label: str, position: int) -> Unit:
     return Unit(COPY, [out], [src], b"", label, position)
+
+
+def shape_free_params(unit: Unit) -> bytes:
+    """Of a unit's parameters those that no shape enters: they stay when a batch grows."""
+    if unit.op in (EXPR, ROW):
+        return opcodes(unit.params)
+    if unit.op == ATTENTION:
+        return opcodes(unit.params[_ATTENTION_BYTES:])
+    if unit.op == SORT:
+        return unit.params[4:]  # behind the number of chunks
+    return unit.params  # of GATHER and SET_ROWS: mode, dimensions, fill value; others have none
 
 
 def _index_params(mode: int, dims: tuple[int, ...], fill: int) -> bytes:
