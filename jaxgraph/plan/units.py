@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxgraph.graph.ir import Node, Tensor
 from jaxgraph.graph.expression import opcodes
+from jaxgraph.graph.ir import Node, Tensor
 from jaxgraph.graph.layout import Layout, slice_
 from jaxgraph.passes.attention import visible_bound
 from jaxgraph.passes.cluster import Fit

@@ -1,4 +1,4 @@
-"""Graph keys: a split's identity is that of its first node, wherever it stands and however large."""
+"""Graph keys: a split is known by its first node, wherever it stands and however large it is."""
 
 import jax
 import jax.numpy as jnp
