@@ -1,7 +1,7 @@
 """jaxgraph: jitted JAX decode steps replayed as chunked CUDA graphs, and never a stale one.
 
 step = jaxgraph.wrap(decode_step, donate_argnums=(1,))
-params = step.pack(params)
+params, cache = step.pack(params), step.pack(cache, argnum=1)  # optional: two arguments
 token, position, cache = step(params, cache, token, position)
 print(step.stats()); print(step.explain())
 """

@@ -1,8 +1,8 @@
 """Packed: a pytree of arrays in one device buffer.
 
 JAX's dispatch costs about a microsecond per argument and call, so 300 parameters cost more than
-many a small model's step. A packed tree is one argument. The function that receives it sees the
-tree: each leaf is a slice of the buffer, which planning turns into a view (base plus offset).
+many a small model's step. A packed tree is one argument, and a packed cache is one result, too. The
+function that receives it sees the tree.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+
+from jaxgraph.runtime import pack_primitives
 
 _ALIGNMENT = 256  # bytes, of every leaf
 
@@ -37,26 +39,44 @@ class _ArrayLeaf:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, buffer: jax.Array) -> jax.Array:
-        """The leaf as slice, reshape, bitcast and transpose of the buffer; traceable."""
-        if self.order is not None:
-            shape = tuple(self.shape[d] for d in self.order)
-            lying = dataclasses.replace(self, shape=shape, order=None)
-            return lax.transpose(lying.read(buffer), np.argsort(self.order))
+        """The leaf as it lies in the buffer: slice, reshape and bitcast; traceable."""
+        shape = self.shape if self.order is None else [self.shape[d] for d in self.order]
         raw = lax.slice(buffer, (self.offset,), (self.offset + self.nbytes,))
         if self.dtype == np.bool_:
-            return raw.reshape(self.shape) != 0
+            return raw.reshape(shape) != 0
         if self.dtype.itemsize == 1:
-            return lax.bitcast_convert_type(raw.reshape(self.shape), self.dtype)
-        return lax.bitcast_convert_type(raw.reshape(*self.shape, self.dtype.itemsize), self.dtype)
+            return lax.bitcast_convert_type(raw.reshape(shape), self.dtype)
+        return lax.bitcast_convert_type(raw.reshape(*shape, self.dtype.itemsize), self.dtype)
+
+    def turned(self, lying: jax.Array) -> jax.Array:
+        """The leaf, given as it lies in the buffer."""
+        return lying if self.order is None else lax.transpose(lying, np.argsort(self.order))
+
+    def lying(self, leaf: jax.Array) -> jax.Array:
+        """The leaf as it lies in the buffer."""
+        return leaf if self.order is None else lax.transpose(leaf, self.order)
+
+    def fits(self, value: Any) -> bool:
+        """Is it an array that may take the leaf's place?"""
+        return (getattr(value, "shape", None), getattr(value, "dtype", None)) == (
+            self.shape,
+            self.dtype,
+        )
+
+
+def _bytes_of(array: jax.Array) -> jax.Array:
+    if array.dtype == np.bool_:
+        array = array.astype(jnp.uint8)
+    return lax.bitcast_convert_type(array, jnp.uint8).reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ScalarLeaf:
     value: Any
 
-    def read(self, buffer: jax.Array) -> Any:
-        del buffer
-        return self.value
+    def fits(self, value: Any) -> bool:
+        """Is it the same Python scalar?"""
+        return self == _ScalarLeaf(value)
 
     def __eq__(self, other: object) -> bool:
         # 1, 1.0 and True are equal to Python, but promote differently.
@@ -81,6 +101,33 @@ class PackSpec:
         self.leaves: tuple[_ArrayLeaf | _ScalarLeaf, ...] = leaves
         self.nbytes: int = nbytes
 
+    @property
+    def arrays(self) -> list[_ArrayLeaf]:
+        """The leaves that lie in the buffer."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, _ArrayLeaf)]
+
+    def write(self, buffer: jax.Array, leaves: Sequence[tuple[_ArrayLeaf, jax.Array]]) -> jax.Array:
+        """The buffer with other leaves, given as they lie in it, in ascending order; traceable."""
+        leaves = [(leaf, value) for leaf, value in leaves if leaf.nbytes]
+        if self.nbytes <= np.iinfo(np.int32).max:
+            for leaf, value in leaves:
+                start = (np.int32(leaf.offset),)
+                buffer = lax.dynamic_update_slice(buffer, _bytes_of(value), start)
+            return buffer
+        # Where a byte's place is no 32-bit number, only static slices can tell it without x64.
+        pieces, end = [], 0
+        for leaf, value in leaves:
+            pieces += [lax.slice(buffer, (end,), (leaf.offset,)), _bytes_of(value)]
+            end = leaf.offset + leaf.nbytes
+        return lax.concatenate([*pieces, lax.slice(buffer, (end,), (self.nbytes,))], 0)
+
+    def fits(self, tree: Any) -> bool:
+        """May the tree take the place of one that was packed so? Same structure, shapes, dtypes."""
+        values, treedef = jax.tree.flatten(tree)
+        if treedef != self.treedef:
+            return False
+        return all(leaf.fits(value) for leaf, value in zip(self.leaves, values, strict=True))
+
     def __reduce__(self) -> Any:
         return _intern, (self.treedef, self.leaves, self.nbytes)
 
@@ -97,7 +144,10 @@ def _intern(treedef: Any, leaves: tuple[Any, ...], nbytes: int) -> PackSpec:
 class Packed:
     """A pytree of arrays in one device buffer; itself a pytree with a single leaf.
 
-    Made by `GraphedFunction.pack`, accepted by a wrapped function in the tree's place.
+    Made by `GraphedFunction.pack`, accepted by a wrapped function in the tree's place. In the place
+    of a donated argument it is also what comes back: the first part of the function's result that
+    has the tree's structure, shapes and dtypes is packed in the same way, in the same buffer.
+    Python scalars in the tree are part of its structure; they have to come back unchanged.
 
     Attributes:
       buffer: the bytes of all leaves, each aligned to 256 bytes.
@@ -112,8 +162,31 @@ class Packed:
 
     def unpack(self) -> Any:
         """The tree again. Traceable; outside of a trace every leaf is a copy."""
-        leaves = [leaf.read(self.buffer) for leaf in self.spec.leaves]
+        arrays = iter(pack_primitives.unpack(self.buffer, self.spec))
+        leaves = [
+            leaf.turned(next(arrays)) if isinstance(leaf, _ArrayLeaf) else leaf.value
+            for leaf in self.spec.leaves
+        ]
         return jax.tree.unflatten(self.spec.treedef, leaves)
+
+    def repack(self, tree: Any) -> Packed:
+        """Another tree in this one's place. Traceable: in a jitted function that donates this one,
+        in its buffer.
+
+        Args:
+          tree: of the same structure, shapes and dtypes, with the same Python scalars.
+
+        Raises:
+          ValueError: it is not.
+        """
+        if not self.spec.fits(tree):
+            raise ValueError(
+                "a tree of another structure, or with leaves of other shapes or dtypes, cannot "
+                f"take the place of {self!r}: pack it anew"
+            )
+        values = zip(self.spec.leaves, jax.tree.leaves(tree), strict=True)
+        lying = [leaf.lying(v) for leaf, v in values if isinstance(leaf, _ArrayLeaf)]
+        return Packed(pack_primitives.repack(self.buffer, lying, self.spec), self.spec)
 
     @property
     def nbytes(self) -> int:
@@ -269,9 +342,5 @@ def _write(
     buffer: jax.Array, array: jax.Array, offset: jax.Array, order: tuple[int, ...] | None
 ) -> jax.Array:
     """Writes an array's bytes into the buffer, in place, its dimensions in this order."""
-    if order is not None:
-        array = array.transpose(order)
-    if array.dtype == np.bool_:
-        array = array.astype(jnp.uint8)
-    raw = lax.bitcast_convert_type(array, jnp.uint8).reshape(-1)
+    raw = _bytes_of(array if order is None else array.transpose(order))
     return lax.dynamic_update_slice(buffer, raw, (offset,))

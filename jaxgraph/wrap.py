@@ -22,7 +22,7 @@ from jaxgraph.explain import Explanation, Site, explain_plan
 from jaxgraph.observe import Observed
 from jaxgraph.options import Options
 from jaxgraph.runtime import complaints, native
-from jaxgraph.runtime.arguments import FlatCall, Parameters, unpacked
+from jaxgraph.runtime.arguments import FlatCall, Parameters, call_unpacked
 from jaxgraph.runtime.constants import ClosedOverArrays, Constants
 from jaxgraph.runtime.primitive import Planned, graphed_call_p
 
@@ -190,14 +190,16 @@ class GraphedFunction(Observed):
 
         JAX's dispatch costs about a microsecond per array and call; a packed tree is one array.
         Arrays are copied one by one: give numpy arrays, and the tree is never twice on the device.
+        The function sees the tree. A donated one comes back packed, in the same buffer: see
+        `Packed`.
 
         Args:
           tree: what the argument is: JAX or numpy arrays on one device. It is not changed.
           argnum: the argument's position.
           example_args: all arguments of such a call; `tree`, or anything, at `argnum`. If given,
-            weights that only products of a single row read are laid out in the buffer as those
-            read them fastest, and the function is traced with the packed tree, so that a mistake
-            shows here.
+            small weights that only products of a single row read are laid out in the buffer as
+            those read them fastest, and the function is traced with the packed tree, so that a
+            mistake shows here.
 
         Returns:
           The packed tree: a pytree with a single leaf. `Packed.unpack()` gives the tree back.
@@ -288,7 +290,7 @@ class GraphedFunction(Observed):
     def plain(self) -> Any:
         """The function as `jax.jit` runs it, with the same donated and static arguments."""
         return jax.jit(
-            lambda *args, **kwargs: self._fun(*unpacked(args), **unpacked(kwargs)),
+            lambda *args, **kwargs: call_unpacked(self._fun, self._parameters, args, kwargs),
             donate_argnums=self._parameters.donated,
             static_argnums=self._parameters.static,
         )
@@ -355,12 +357,12 @@ class GraphedFunction(Observed):
         kwargs: dict[str, Any],
     ) -> Any:
         if self.options.disable or jax.config.jax_disable_jit:
-            return self._fun(*unpacked(args), **unpacked(kwargs))
+            return call_unpacked(self._fun, self._parameters, args, kwargs)
         call = FlatCall(self._fun, self._parameters, args, kwargs)
         closed, out_tree = call.trace()
         if any(map(_touches_an_argument, closed.effects)):
             self._last = _MUTABLE
-            return self._fun(*unpacked(args), **unpacked(kwargs))
+            return call_unpacked(self._fun, self._parameters, args, kwargs)
         closed, operands = constants.hoist_from(closed, hoisted)
         labels = [f"closed-over array {i}" for i in range(len(operands))] + call.labels
         donated = [False] * len(operands) + call.donated

@@ -16,6 +16,8 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
 
+from jaxgraph.frontend.packs import Pack, PackFinder
+
 # Call-like primitives, and the parameter that holds their body. They mean "evaluate the body".
 _BODY_OF = {
     "jit": "jaxpr",
@@ -30,6 +32,8 @@ _BODY_OF = {
     "checkpoint": "jaxpr",
     "jaxgraph_call": "jaxpr",  # another wrapped function: its equations join this one's splits
     "jaxgraph_kernel": "jaxpr",  # a function of jaxgraph.ops: here its definition counts
+    "jaxgraph_unpack": "jaxpr",  # where it is not that of an argument
+    "jaxgraph_repack": "jaxpr",  # where it is not that of a result
 }
 
 
@@ -61,12 +65,32 @@ class FlatEqn:
 
 @dataclasses.dataclass(eq=False)
 class FlatStep:
-    """A whole step: ``inputs`` are its arguments, ``consts`` the arrays it closed over."""
+    """A whole step.
+
+    Attributes:
+      inputs: its arguments.
+      consts: the arrays it closed over.
+      eqns: in an order in which they may run.
+      outputs: its results; those that are buffers of packs no equation makes.
+      packs: arguments that are packed trees.
+    """
 
     inputs: list[Value]
     consts: list[tuple[Value, Any]]
     eqns: list[FlatEqn]
     outputs: list[Value]
+    packs: list[Pack] = dataclasses.field(default_factory=list)
+
+    @property
+    def given(self) -> list[Value]:
+        """What is there before the first equation: arguments, closed-over arrays, packed leaves."""
+        leaves = [v for pack in self.packs for v in pack.leaves]
+        return [*self.inputs, *(v for v, _ in self.consts), *leaves]
+
+    @property
+    def wanted(self) -> list[Value]:
+        """What somebody outside reads: results, and the leaves of packed ones."""
+        return [*self.outputs, *(v for pack in self.packs for v in pack.new_leaves)]
 
 
 def flatten(closed_jaxpr: Any, max_unroll: int) -> FlatStep:
@@ -79,16 +103,38 @@ class _Flattener:
         self.max_unroll = max_unroll
         self.eqns: list[FlatEqn] = []
         self.consts: dict[int, tuple[Value, Any]] = {}
+        self.packs = PackFinder(Value)
 
     def run(self, closed: Any) -> FlatStep:
         inputs = [Value(v.aval) for v in closed.jaxpr.invars]
+        for value in inputs:
+            self.packs.give(value)
         outputs = self.inline(closed.jaxpr, closed.consts, inputs)
-        return FlatStep(inputs, list(self.consts.values()), self.eqns, outputs)
+        packs = self.settle_packs(outputs)
+        return FlatStep(inputs, list(self.consts.values()), self.eqns, outputs, packs)
+
+    def settle_packs(self, outputs: Sequence[Value]) -> list[Pack]:
+        """The packs; what is left of their equations is made of others."""
+        wanted = {id(v) for v in outputs}
+        read = {id(v) for e in needed_eqns(self.eqns, wanted) for v in e.inputs}
+        packs, gone = self.packs.settle(wanted, read)
+        kept = [e for e in self.eqns if e not in gone]
+        self.eqns = []
+        for eqn in kept:
+            if eqn.primitive.name != "jaxgraph_repack":
+                self.eqns.append(eqn)
+            elif id(eqn.outputs[0]) in wanted | read:
+                body = eqn.params["jaxpr"]
+                (out,) = self.inline(body.jaxpr, body.consts, eqn.inputs, eqn.source)
+                last = next(e for e in reversed(self.eqns) if out in e.outputs)
+                last.outputs = [eqn.outputs[0] if v is out else v for v in last.outputs]
+        return packs
 
     def const(self, array: Any, aval: Any) -> Value:
         """A closed-over array, once however often it is seen; small integers are known."""
         if id(array) not in self.consts:
             self.consts[id(array)] = (Value(aval, _small_known(array)), array)
+            self.packs.give(self.consts[id(array)][0])
         return self.consts[id(array)][0]
 
     def inline(
@@ -114,6 +160,16 @@ class _Flattener:
         name = eqn.primitive.name
         # Equations of library code traced earlier know no line of the user; their caller does.
         source = _source(eqn) or source
+        if name == "jaxgraph_unpack":
+            avals = [v.aval for v in eqn.outvars]
+            leaves = self.packs.unpacked(inputs[0], eqn.params["spec"], avals)
+            if leaves is not None:
+                return leaves
+        if name == "jaxgraph_repack":
+            outputs = [Value(v.aval) for v in eqn.outvars]
+            self.emit(eqn.primitive, eqn.params, inputs, outputs, source)
+            self.packs.note_repack(self.eqns[-1])
+            return outputs
         body_param = _BODY_OF.get(name)
         if body_param is not None and body_param in eqn.params:
             body = eqn.params[body_param]
@@ -176,6 +232,17 @@ class _Flattener:
         for eqn in self.eqns[first:]:
             eqn.source = source
         return out
+
+
+def needed_eqns(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
+    """Equations that a wanted value (by id) or an effect needs, in order."""
+    needed = set(wanted)
+    live = []
+    for eqn in reversed(eqns):
+        if eqn.effects or any(id(v) in needed for v in eqn.outputs):
+            live.append(eqn)
+            needed.update(id(v) for v in eqn.inputs)
+    return live[::-1]
 
 
 def count_eqns(jaxpr: Any) -> int:

@@ -127,7 +127,7 @@ def _weights(step: FlatStep) -> set[int]:
 
     A cache that was written to is none: attention reads it for as many rows as heads share it.
     """
-    weights = {id(v) for v in step.inputs} | {id(v) for v, _ in step.consts}
+    weights = {id(v) for v in step.given}
     for eqn in step.eqns:
         if eqn.primitive.name not in _KEEP_WEIGHTS:
             continue

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value
+from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value, needed_eqns
 from jaxgraph.frontend.lowering import why_not_native
 from jaxgraph.passes import profitability
 from jaxgraph.passes.profitability import Decision, Limits
@@ -35,6 +35,10 @@ class Cut:
     eqns: list[FlatEqn]
     inputs: list[Value] = dataclasses.field(default_factory=list)
     outputs: list[Value] = dataclasses.field(default_factory=list)
+
+    @property
+    def native(self) -> bool:
+        return self.backend == NATIVE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Cuts:
 
 def cut(step: FlatStep, limits: Limits = profitability.DEFAULT) -> Cuts:
     """The splits of a step, and the equations that are not native."""
-    eqns = _needed(step.eqns, {id(v) for v in step.outputs})
+    eqns = needed_eqns(step.eqns, {id(v) for v in step.wanted})
     reasons = {id(e): _why_left(e) for e in eqns}
     left = [
         LeftInXla(e.primitive.name, reason, e.source)
@@ -140,12 +144,12 @@ def _repeat_views(
 ) -> list[FlatEqn]:
     """Lets XLA look at arguments itself.
 
-    A native split would have to copy a view of an argument (a packed leaf, a layer of a stack) into
-    a result for XLA to read it. So the views are repeated among XLA's equations.
+    A native split would have to copy a view of an argument (a layer of a stack) into a result for
+    XLA to read it. So the views are repeated among XLA's equations.
     """
     made_by = {id(v): e for e in eqns for v in e.outputs}
-    given = {id(v) for v in step.inputs} | {id(v) for v, _ in step.consts}
-    wanted = {id(v) for v in step.outputs}
+    given = {id(v) for v in step.given}
+    wanted = {id(v) for v in step.wanted}
     repeated: dict[int, Value] = {}
     result: list[FlatEqn] = []
 
@@ -179,18 +183,7 @@ def _repeat_views(
             eqn.inputs = [repeat(v) if is_view_of_argument(v) else v for v in eqn.inputs]
         result.append(eqn)
     # What only XLA read is not needed in native code any more.
-    return _needed(result, wanted)
-
-
-def _needed(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
-    """Equations that a wanted value (by id) or an effect needs, in order."""
-    needed = set(wanted)
-    live = []
-    for eqn in reversed(eqns):
-        if eqn.effects or any(id(v) in needed for v in eqn.outputs):
-            live.append(eqn)
-            needed.update(id(v) for v in eqn.inputs)
-    return live[::-1]
+    return needed_eqns(result, wanted)
 
 
 def _schedule(
@@ -246,7 +239,7 @@ def _find_interfaces(step: FlatStep, runs: Sequence[Cut]) -> None:
     """Fills in each run's inputs and outputs."""
     made_in = {id(v): r for r in runs for e in r.eqns for v in e.outputs}
     wanted: dict[int, Value] = {}
-    for value in step.outputs:
+    for value in step.wanted:
         wanted[id(value)] = value
     for run in runs:
         seen: dict[int, Value] = {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import numpy as np
 from jaxgraph import _native
 from jaxgraph.frontend.flatten import Value
 from jaxgraph.frontend.lowering import build_graph
+from jaxgraph.frontend.packs import Pack, PackedLeaf
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
 from jaxgraph.passes.attention import find_attention
@@ -41,6 +44,9 @@ class NativeSplit:
       program: the encoded program.
       result_avals: shapes and dtypes of the results.
       aliases: operand index -> result index of arrays that are updated in place.
+      operands: what each operand is: a value of the step, or a pack, that is, its buffer.
+      results: what each result is; a pack: the buffer with other leaves.
+      stored: by id of a value: the packed leaf in whose place the split puts it.
       num_nodes: nodes of the program.
       num_launches: nodes that launch a kernel, before emission-level fusion.
       arena_bytes: intermediates.
@@ -56,6 +62,9 @@ class NativeSplit:
     program: bytes
     result_avals: tuple[jax.ShapeDtypeStruct, ...]
     aliases: dict[int, int]
+    operands: list[Value | Pack]
+    results: list[Value | Pack]
+    stored: dict[int, PackedLeaf]
     num_nodes: int
     num_launches: int
     arena_bytes: int
@@ -76,6 +85,7 @@ def plan_native(
     split: int,
     exec_options: Mapping[str, Any],
     labels: Mapping[int, str],
+    places: Mapping[int, PackedLeaf] = MappingProxyType({}),
     begun: Counter[tuple[str, ...]] | None = None,
     guard_bytes: int = 0,
 ) -> NativeSplit:
@@ -88,6 +98,7 @@ def plan_native(
       split: ordinal of the split within the step.
       exec_options: fields of ``ExecOptions`` in ``ffi/core/program.h``.
       labels: what a person would call each input, by ``id(value)``.
+      places: the packed leaf in whose place a value lies, or is to be put, by ``id(value)``.
       begun: how many earlier splits of the step have a first node of some identity; counted on
         here. None: there are no others.
       guard_bytes: kept free behind every intermediate (``Options.guard_bytes``).
@@ -95,14 +106,15 @@ def plan_native(
     Raises:
       PlanError: the split has no native form after all.
     """
-    graph = build_graph(cut.inputs, cut.eqns, cut.outputs, dict(labels))
+    border = _Border(cut, places)
+    graph = build_graph(border.inputs, cut.eqns, cut.outputs, dict(labels))
     graph = find_attention(chain_stacked_updates(push_through_concat(graph)))
     fused = fuse(graph, merge=exec_options.get("fusion", True))
-    plan = plan_storage(fused, guard_bytes)
-    bases, base_of = _bases(graph, plan, cut, labels)
+    plan = plan_storage(fused, guard_bytes, border.stored)
+    bases, base_of = _bases(plan, border, labels)
     nodes = [_node(unit, plan, base_of) for unit in plan.units]
     begun = Counter() if begun is None else begun
-    first = _first_node(plan, graph, labels, cut)
+    first = _first_node(plan, graph, labels, border.inputs)
     key = _graph_key(name, function_id, first, begun[first])
     begun[first] += 1
     program = _native.encode_program(
@@ -119,8 +131,11 @@ def plan_native(
     )
     return NativeSplit(
         program=program,
-        result_avals=tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in cut.outputs),
-        aliases=plan.aliases,
+        result_avals=tuple(map(_aval, border.results)),
+        aliases=border.aliases(plan),
+        operands=border.operands,
+        results=border.results,
+        stored={id(v): places[id(v)] for v in cut.outputs if id(v) in places},
         num_nodes=len(nodes),
         num_launches=sum(u.op != un.VIEW for u in plan.units),
         arena_bytes=plan.arena_bytes,
@@ -134,41 +149,106 @@ def plan_native(
     )
 
 
-def _bases(graph: Graph, plan: StoragePlan, cut: Cut, labels: Mapping[int, str]):
+class _Border:
+    """What crosses a split's border: values, which may lie in buffers that others lie in, too.
+
+    Attributes:
+      inputs: the inputs of the graph: the cut's, and packed leaves that it replaces unread.
+      operands: of the call: values, and packs.
+      results: of the call.
+      stored: input index -> output index of packed leaves: which output is to lie there when all
+        is done; None: it stays as it is.
+    """
+
+    def __init__(self, cut: Cut, places: Mapping[int, PackedLeaf]):
+        self._cut = cut
+        self._places = places
+        packed = [places[id(v)] for v in cut.outputs if id(v) in places]
+        replaced = [at.pack.leaves[at.number] for at in packed]
+        self.inputs = list({id(v): v for v in (*cut.inputs, *replaced)}.values())
+        self.operands = _each_once(self._home(v) for v in self.inputs)
+        self.results = _each_once(self._home(v) for v in cut.outputs)
+        numbers = {places.get(id(v)): j for j, v in enumerate(cut.outputs)}
+        self.stored: dict[int, int | None] = {
+            i: numbers.get(places[id(v)]) for i, v in enumerate(self.inputs) if id(v) in places
+        }
+
+    def _home(self, value: Value) -> Value | Pack:
+        """What is passed for a value: itself, or the pack in which it lies."""
+        at = self._places.get(id(value))
+        return value if at is None else at.pack
+
+    def operand(self, i: int) -> tuple[int, int]:
+        """In which operand an input of the graph lies, and from which byte on."""
+        at = self._places.get(id(self.inputs[i]))
+        return self.operands.index(self._home(self.inputs[i])), 0 if at is None else at.spec.offset
+
+    def result(self, j: int) -> int:
+        """Which result an output of the graph is, or lies in."""
+        return self.results.index(self._home(self._cut.outputs[j]))
+
+    def aliases(self, plan: StoragePlan) -> dict[int, int]:
+        """Operand index -> result index."""
+        return {self.operand(i)[0]: self.result(j) for i, j in plan.aliases.items()}
+
+
+def _each_once(values: Iterable[Any]) -> list[Any]:
+    return list({id(v): v for v in values}.values())
+
+
+def _aval(of: Value | Pack) -> jax.ShapeDtypeStruct:
+    aval = of.buffer.aval if isinstance(of, Pack) else of.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _bases(plan: StoragePlan, border: _Border, labels: Mapping[int, str]):
     """The base table, and a function from a buffer to (base number, byte offset)."""
-    written = {id(plan.buffers[r.tensor.id]) for u in plan.units for r in u.outs}
+    written = {
+        border.operand(buffer.index)[0]
+        for unit in plan.units
+        for ref in unit.outs
+        if (buffer := plan.buffers[ref.tensor.id]).kind == "operand"
+    }
+    aliases = border.aliases(plan)
     bases = [_base(_ARENA, nbytes=plan.arena_bytes, written=True, label="arena")]
-    for i, (tensor, value) in enumerate(zip(graph.inputs, cut.inputs, strict=True)):
-        small_integer = dtypes.is_integer(tensor.dtype) and tensor.nbytes <= _SMALL_INTEGER_BYTES
+    for i, of in enumerate(border.operands):
+        aval, value = _aval(of), of.buffer if isinstance(of, Pack) else of
+        nbytes = math.prod(aval.shape) * aval.dtype.itemsize
+        small_integer = dtypes.is_integer(aval.dtype) and nbytes <= _SMALL_INTEGER_BYTES
+        wanders = small_integer and i not in aliases and of is value
         bases.append(
             _base(
                 _OPERAND,
                 index=i,
-                nbytes=tensor.nbytes,
-                hint=_WANDERS if small_integer and i not in plan.aliases else _UNKNOWN,
-                written=id(plan.buffers[tensor.id]) in written,
+                nbytes=nbytes,
+                hint=_WANDERS if wanders else _UNKNOWN,
+                written=i in written,
                 label=labels.get(id(value), f"operand[{i}]"),
             )
         )
-    alias_of = {j: i for i, j in plan.aliases.items()}
-    for j, tensor in enumerate(graph.outputs):
+    alias_of = {j: i for i, j in aliases.items()}
+    for j, of in enumerate(border.results):
+        aval = _aval(of)
         bases.append(
             _base(
                 _RESULT,
                 index=j,
-                nbytes=tensor.nbytes,
+                nbytes=math.prod(aval.shape) * aval.dtype.itemsize,
                 hint=_UNKNOWN if j in alias_of else _WANDERS,
                 written=j not in alias_of,
                 alias=alias_of.get(j, -1),
                 label=f"result[{j}]",
             )
         )
-    first_result = 1 + len(graph.inputs)
+    first_result = 1 + len(border.operands)
 
     def base_of(buffer: Buffer) -> tuple[int, int]:
         if buffer.kind == "arena":
             return 0, buffer.offset
-        return (1 if buffer.kind == "operand" else first_result) + buffer.index, 0
+        if buffer.kind == "result":
+            return first_result + border.result(buffer.index), 0
+        operand, offset = border.operand(buffer.index)
+        return 1 + operand, offset
 
     return bases, base_of
 
@@ -199,13 +279,13 @@ def _node(unit: un.Unit, plan: StoragePlan, base_of) -> tuple:
 
 
 def _first_node(
-    plan: StoragePlan, graph: Graph, labels: Mapping[int, str], cut: Cut
+    plan: StoragePlan, graph: Graph, labels: Mapping[int, str], inputs: Sequence[Value]
 ) -> tuple[str, ...]:
     """What the split's first node is: operation, parameters, and where its sources come from."""
     if not plan.units:
         return ()
     first = plan.units[0]
-    operands = {t.id: v for t, v in zip(graph.inputs, cut.inputs, strict=True)}
+    operands = {t.id: v for t, v in zip(graph.inputs, inputs, strict=True)}
     origins = (_origin(tensor, operands, labels) for tensor in first.reads())
     params = un.shape_free_params(first).hex()
     return (un.OP_NAMES[first.op], params, *origins, first.label.partition("@")[0])

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgraph.errors import PlanError
 from jaxgraph.frontend.flatten import FlatEqn, FlatStep, Value, flatten
+from jaxgraph.frontend.packs import Pack, PackedLeaf, leaf_labels, leaves_of, storable
 from jaxgraph.passes.profitability import Decision, judge_step
 from jaxgraph.passes.splits import NATIVE, XLA, Cut, LeftInXla, cut
 from jaxgraph.plan.bodies import plan_bodies
@@ -118,19 +118,67 @@ def evaluate(
       args: the step's flat arguments.
       call: runs a native split on its operands.
     """
-    env: dict[int, Any] = {}
-    for value, arg in zip(step.inputs, args, strict=True):
-        env[id(value)] = arg
-    for value, array in step.consts:
-        env[id(value)] = array
+    env = _Environment(step, args)
     for split in splits:
         if split.native is not None:
-            results = call(split, [_read(env, v) for v in split.cut.inputs])
-            env.update({id(v): r for v, r in zip(split.cut.outputs, results, strict=True)})
+            results = call(split, [env.operand(v) for v in split.native.operands])
+            for value, result in zip(split.native.results, results, strict=True):
+                env.take_result(value, result)
+            env.stored.update(split.native.stored)
         else:
             for eqn in split.cut.eqns:
                 _evaluate(eqn, env)
-    return [_read(env, v) for v in step.outputs]
+    return [env.read(v) for v in step.outputs]
+
+
+class _Environment:
+    """The arrays of a step that is evaluated, by value; packed leaves are read where they lie.
+
+    Attributes:
+      stored: by id of a value: the packed leaf in whose place it lies.
+    """
+
+    def __init__(self, step: FlatStep, args: Sequence[Any]):
+        self._arrays: dict[int, Any] = {}
+        for value, arg in zip(step.inputs, args, strict=True):
+            self._arrays[id(value)] = arg
+        for value, array in step.consts:
+            self._arrays[id(value)] = array
+        self._packs = {id(p.new_buffer): p for p in step.packs if p.new_buffer is not None}
+        self._buffers = {id(p): self._arrays[id(p.buffer)] for p in step.packs}  # newest versions
+        self.stored: dict[int, PackedLeaf] = {}
+        for pack in step.packs:
+            self.stored.update(leaves_of(pack))
+
+    def operand(self, of: Value | Pack) -> Any:
+        return self._buffers[id(of)] if isinstance(of, Pack) else self.read(of)
+
+    def take_result(self, of: Value | Pack, array: Any) -> None:
+        (self._buffers if isinstance(of, Pack) else self._arrays)[id(of)] = array
+
+    def write(self, value: Value, array: Any) -> None:
+        self._arrays[id(value)] = array
+
+    def read(self, value: Value) -> Any:
+        if id(value) in self._arrays:
+            return self._arrays[id(value)]
+        if id(value) in self.stored:
+            leaf = self.stored[id(value)]
+            return leaf.spec.read(self._buffers[id(leaf.pack)])
+        if id(value) in self._packs:
+            return self._whole(self._packs[id(value)])
+        if value.known is None:
+            raise PlanError("a value is used before it is made")
+        return jnp.asarray(value.known, dtype=value.aval.dtype)
+
+    def _whole(self, pack: Pack) -> Any:
+        """The pack's new buffer; leaves that no native split has put there are written now."""
+        missing = [
+            (at.spec, self.read(value))
+            for at, value in zip(leaves_of(pack).values(), pack.new_leaves, strict=True)
+            if self.stored.get(id(value)) != at
+        ]
+        return pack.spec.write(self._buffers[id(pack)], missing)
 
 
 def _call_split(split: Split, operands: list[Any]) -> list[Any]:
@@ -185,6 +233,8 @@ class _Planner:
         whole = judge_step(step, limits)
         labels = {id(v): label for v, label in zip(step.inputs, arg_labels, strict=True)}
         labels |= {id(v): f"closed-over array {i}" for i, (v, _) in enumerate(step.consts)}
+        for pack in step.packs:
+            labels |= leaf_labels(pack, labels[id(pack.buffer)])
         if whole.left_in_xla:
             cut_whole = Cut(XLA, list(step.eqns))
             everything = Split(XLA, len(step.eqns), None, cut_whole, number=next(self.ordinals))
@@ -192,15 +242,21 @@ class _Planner:
             return StepPlan(step, [everything], [], [whole], copies)
         cuts = cut(step, limits)
         numbers = [next(self.ordinals) for _ in cuts.runs]  # before those of bodies
+        places = storable(step, cuts.runs)
+        for pack in step.packs:
+            places |= leaves_of(pack)
         splits = [
-            self.plan_split(run, number, labels)
+            self.plan_split(run, number, labels, places)
             for number, run in zip(numbers, cuts.runs, strict=True)
         ]
-        copies = _update_copies(step, splits, labels, donated) + _packed_copies(splits, labels)
+        copies = _update_copies(step, splits, labels, donated)
+        copies += _packed_copies(step, splits, labels, places)
         decisions = [whole, cuts.decision, *(d for s in splits for d in s.decisions)]
         return StepPlan(step, splits, cuts.left, decisions, copies)
 
-    def plan_split(self, run: Cut, number: int, labels: dict[int, str]) -> Split:
+    def plan_split(
+        self, run: Cut, number: int, labels: dict[int, str], places: Mapping[int, PackedLeaf]
+    ) -> Split:
         """The split of a run; adds what its results are called to ``labels``."""
         native, bodies, decisions = None, [], []
         if run.backend == NATIVE:
@@ -211,6 +267,7 @@ class _Planner:
                 split=number,
                 exec_options=self.options.exec_options(),
                 labels=labels,
+                places=places,
                 begun=self.begun,
                 guard_bytes=self.options.guard_bytes,
             )
@@ -244,6 +301,8 @@ def _update_copies(step, splits, labels, donated) -> list[Copy]:
     """What updates cost a copy, because of the order of results or a missing donation."""
     copies = []
     argument = {id(v): i for i, v in enumerate(step.inputs)}
+    for pack in step.packs:
+        argument |= {id(v): argument.get(id(pack.buffer)) for v in pack.leaves}
     for split in splits:
         if split.native is None:
             updated = _updated_by_xla(split.cut.eqns)
@@ -251,7 +310,8 @@ def _update_copies(step, splits, labels, donated) -> list[Copy]:
             for where, nbytes, why in split.native.copied_updates:
                 why = f"copies {nbytes:,} bytes at {where}: {why}"
                 copies.append(Copy(where, nbytes, True, why))
-            updated = [split.cut.inputs[i] for i in split.native.aliases]
+            operands = [split.native.operands[i] for i in split.native.aliases]
+            updated = [of.buffer if isinstance(of, Pack) else of for of in operands]
         for value in updated:
             at = argument.get(id(value))
             if at is None or (donated is not None and donated[at]):
@@ -278,43 +338,44 @@ def _updated_by_xla(eqns: Sequence[FlatEqn]) -> list[Value]:
     return list({id(e.inputs[0]): e.inputs[0] for e in updates}.values())
 
 
-def _packed_copies(splits: Sequence[Split], labels: dict[int, str]) -> list[Copy]:
-    """Leaves of packed arguments that XLA reads: its kernels want them in buffers of their own."""
+def _packed_copies(
+    step: FlatStep, splits: Sequence[Split], labels: dict[int, str], places: Mapping[int, Any]
+) -> list[Copy]:
+    """Leaves of packed arguments that XLA reads or makes: in buffers of their own."""
     copies = []
     for split in splits:
         if split.native is not None:
             continue
-        made_by = {id(v): e for e in split.cut.eqns for v in e.outputs}
-        for eqn in split.cut.eqns:
-            source = eqn.inputs[0] if eqn.inputs else None
-            if eqn.primitive.name != "bitcast_convert_type" or source.aval.dtype != np.uint8:
+        for value in {id(v): v for e in split.cut.eqns for v in e.inputs}.values():
+            if id(value) not in places:
                 continue
-            while id(source) in made_by:
-                source = made_by[id(source)].inputs[0]
-            out = eqn.outputs[0].aval
-            nbytes = out.size * out.dtype.itemsize
-            what = labels.get(id(source), "a packed argument")
+            eqn = next(e for e in split.cut.eqns if value in e.inputs)
+            nbytes = value.aval.size * value.aval.dtype.itemsize
+            what = labels.get(id(value), "a packed argument")
             why = (
-                f"copies up to {nbytes:,} bytes a call at {eqn.source}: XLA reads a leaf of {what} "
-                "through a slice"
+                f"copies up to {nbytes:,} bytes a call at {eqn.source}: XLA reads {what} out of a "
+                "packed tree"
             )
             copies.append(Copy(what, nbytes, False, why))
+    for pack in step.packs:
+        for n, value in enumerate(pack.new_leaves):
+            if places.get(id(value)) == PackedLeaf(pack, n):
+                continue
+            nbytes, what = pack.spec.arrays[n].nbytes, labels[id(pack.leaves[n])]
+            why = (
+                f"copies {nbytes:,} bytes a call: what {what} of the packed result is to be is not "
+                "made in its place"
+            )
+            copies.append(Copy(what, nbytes, True, why))
     return copies
 
 
-def _read(env: dict[int, Any], value: Value) -> Any:
-    if id(value) in env:
-        return env[id(value)]
-    if value.known is None:
-        raise PlanError("a value is used before it is made")
-    return jnp.asarray(value.known, dtype=value.aval.dtype)
-
-
-def _evaluate(eqn: FlatEqn, env: dict[int, Any]) -> None:
+def _evaluate(eqn: FlatEqn, env: _Environment) -> None:
     """Applies an equation that stays in XLA, as JAX's own evaluator would."""
-    inputs = [_read(env, v) for v in eqn.inputs]
+    inputs = [env.read(v) for v in eqn.inputs]
     bound = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before jax 0.10
     out = eqn.primitive.bind(*subfuns, *inputs, **params)
     outs = out if eqn.primitive.multiple_results else [out]
-    env.update({id(v): o for v, o in zip(eqn.outputs, outs, strict=True)})
+    for value, array in zip(eqn.outputs, outs, strict=True):
+        env.write(value, array)

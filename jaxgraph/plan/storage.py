@@ -3,11 +3,16 @@
 Updates (SET_ROWS) happen in place where nobody can tell the difference: the version they overwrite
 is read by nobody afterwards, and an operand is overwritten only where its final version is a result
 of the same type, so that the two can share a buffer. Elsewhere a copy is made first.
+
+Leaves of a packed operand are operands like others, but for this: it is settled beforehand which
+result each becomes, and what is not made in its place is copied there in the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from jaxgraph.graph.ir import Graph, Tensor
 from jaxgraph.graph.layout import contiguous
@@ -46,18 +51,24 @@ class StoragePlan:
         return list({id(b): b for b in self.buffers.values() if b.kind == "arena"}.values())
 
 
-def plan_storage(fused: FusedGraph, guard_bytes: int = 0) -> StoragePlan:
+def plan_storage(
+    fused: FusedGraph,
+    guard_bytes: int = 0,
+    packed: Mapping[int, int | None] = MappingProxyType({}),
+) -> StoragePlan:
     """Storage and order for a fused graph.
 
     Args:
       fused: the graph.
       guard_bytes: kept free behind every buffer in the arena.
+      packed: operand index -> result index of packed leaves; None: the leaf stays as it is.
     """
-    return _Planner(fused).run(guard_bytes)
+    return _Planner(fused, packed).run(guard_bytes)
 
 
 class _Planner:
-    def __init__(self, fused: FusedGraph):
+    def __init__(self, fused: FusedGraph, packed: Mapping[int, int | None]):
+        self.packed = packed
         self.graph: Graph = fused.graph
         self.layout_of = fused.layout_of
         self.units = [un.of_fit(f) for f in fused.clusters]
@@ -158,12 +169,15 @@ class _Planner:
         last = unit.outs[0].tensor
         while last.id in self.overwrites:
             last = self.overwrites[last.id].outs[0].tensor
+        index = operand.node.attrs["index"]
         for j, tensor in enumerate(self.graph.outputs):
+            if self.packed[index] != j if index in self.packed else j in self.packed.values():
+                continue
             base, layout = self.layout_of(tensor)
             same = (tensor.shape, tensor.dtype) == (operand.shape, operand.dtype)
             whole = layout.is_contiguous and layout.offset == 0
             if base is last and same and whole and j not in self.aliases.values():
-                self.aliases[operand.node.attrs["index"]] = j
+                self.aliases[index] = j
                 return True
         return False
 
@@ -242,9 +256,9 @@ class _Planner:
 
     def copy_outputs(self, buffers: dict[int, Buffer]) -> None:
         """Lets outputs be computed where they are wanted; what cannot be is copied there."""
-        aliased = {j: i for i, j in self.aliases.items()}
+        apart = {*self.aliases.values(), *self.packed.values()}
         for j, tensor in enumerate(self.graph.outputs):
-            if j in aliased:
+            if j in apart:
                 continue
             base, layout = self.layout_of(tensor)
             buffer = buffers[base.id]
@@ -262,6 +276,56 @@ class _Planner:
             )
             self.units.append(copy)
             self.before[copy] = set(self.writers.get(base.id, ()))
+        self.fill_packed(buffers)
+
+    def fill_packed(self, buffers: dict[int, Buffer]) -> None:
+        """Brings the new leaves of packed operands that were not made in place to their places."""
+        moves: list[tuple[Tensor, int]] = []  # operand, result
+        returned = {self.layout_of(t)[0].id for t in self.graph.outputs}
+        for i, j in self.packed.items():
+            if j is None or i in self.aliases:
+                continue
+            self.aliases[i] = j
+            operand = self.graph.inputs[i]
+            base, layout = self.layout_of(self.graph.outputs[j])
+            whole = layout.is_contiguous and layout.offset == 0 and layout.size == base.size
+            if base is operand and whole:
+                continue  # it stays as it is
+            read = operand.id in returned or any(operand in u.reads() for u in self.units)
+            buffer = buffers[base.id]
+            free = buffer.kind == "arena" and base.id not in self.overwrites
+            if whole and free and not read:
+                buffer.kind, buffer.index = "operand", i
+                continue
+            moves.append((operand, j))
+        replaced = {operand.id for operand, _ in moves}
+        sources: list[Ref] = []
+        for operand, j in moves:
+            tensor = self.graph.outputs[j]
+            base, layout = self.layout_of(tensor)
+            source = Ref(base, tensor.dtype, layout)
+            if base.id in replaced:  # two leaves trade places, or one is turned in its own
+                aside = _ResultTensor(tensor, len(self.graph.outputs) + j)
+                buffers[aside.id] = Buffer("arena", -1, tensor.nbytes)
+                source = self.copy_to(aside, source, operand.node.label, j, set())
+            sources.append(source)
+        for (operand, j), source in zip(moves, sources, strict=True):
+            self.copied.append(
+                (operand.node.label, operand.nbytes, "its new value is made elsewhere")
+            )
+            result = _ResultTensor(self.graph.outputs[j], j)
+            buffers[result.id] = buffers[operand.id]
+            readers = {u for u in self.units if operand in u.reads()}
+            self.copy_to(result, source, operand.node.label, j, readers)
+
+    def copy_to(self, tensor: Tensor, source: Ref, label: str, j: int, after: set[Unit]) -> Ref:
+        """Adds a copy of ``source`` to the storage of ``tensor``, after these units."""
+        out = Ref(tensor, source.dtype, contiguous(tensor.shape))
+        copy = un.copy(out, source, label, len(self.graph.nodes) + j)
+        self.units.append(copy)
+        self.before[copy] = after | self.writers.get(source.tensor.id, set())
+        self.writers[tensor.id] = {copy}
+        return out
 
 
 class _ResultTensor(Tensor):

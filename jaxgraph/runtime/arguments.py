@@ -108,7 +108,7 @@ class FlatCall:
         kwargs: dict[str, Any],
     ):
         self._fun = fun
-        self._static_argnums = parameters.static
+        self._parameters = parameters
         self._args = args
         self._kwargs = kwargs
         self.leaves: list[Any] = []
@@ -129,15 +129,15 @@ class FlatCall:
         """The function's closed jaxpr over the leaves, and the tree of its results.
 
         It is traced under its own name, place and parameters, so that what JAX has to say of it
-        names what the user wrote; packed trees reach it unpacked.
+        names what the user wrote; packed trees reach it unpacked, and come back packed.
         """
-        fun = self._fun
+        fun, parameters = self._fun, self._parameters
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return fun(*unpacked(args), **unpacked(kwargs))
+            return call_unpacked(fun, parameters, args, kwargs)
 
         functools.update_wrapper(run, fun, updated=())
-        trace = jax.make_jaxpr(run, static_argnums=self._static_argnums, return_shape=True)
+        trace = jax.make_jaxpr(run, static_argnums=parameters.static, return_shape=True)
         closed, out = trace(*self._args, **self._kwargs)
         return closed, jax.tree.structure(out)
 
@@ -148,10 +148,45 @@ def labelled_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(name + jax.tree_util.keystr(path), leaf) for path, leaf in keyed]
 
 
-def unpacked(tree: Any) -> Any:
+def call_unpacked(
+    fun: Callable[..., Any], parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls a function of trees with arguments that may be packed.
+
+    Where a donated argument holds a packed tree, the first part of the result that fits into its
+    place comes back packed, in the same buffer.
+    """
+    out = fun(*_unpacked(args), **_unpacked(kwargs))
+    donated = parameters.keys(parameters.donated, len(args))
+    for key, value in [*enumerate(args), *sorted(kwargs.items())]:
+        if key in donated:
+            for packed in filter(_is_packed, jax.tree.leaves(value, is_leaf=_is_packed)):
+                out = _with_packed(out, packed)
+    return out
+
+
+def _is_packed(x: Any) -> bool:
+    return isinstance(x, Packed)
+
+
+def _unpacked(tree: Any) -> Any:
     """A tree, with the packed trees in it unpacked."""
+    return jax.tree.map(lambda x: x.unpack() if _is_packed(x) else x, tree, is_leaf=_is_packed)
 
-    def is_packed(x: Any) -> bool:
-        return isinstance(x, Packed)
 
-    return jax.tree.map(lambda x: x.unpack() if is_packed(x) else x, tree, is_leaf=is_packed)
+def _with_packed(out: Any, packed: Packed) -> Any:
+    """A tree with the first part of it packed that fits into the packed tree's place."""
+    found: list[Any] = []
+
+    def ends_here(part: Any) -> bool:
+        if not found and not _is_packed(part) and packed.spec.fits(part):
+            found.append(part)
+            return True
+        return _is_packed(part)
+
+    parts, treedef = jax.tree.flatten(out, is_leaf=ends_here)
+    for n, part in enumerate(parts):
+        if found and part is found[0]:
+            parts[n] = packed.repack(part)
+            break  # the function may return one object twice
+    return jax.tree.unflatten(treedef, parts)

@@ -49,6 +49,24 @@ def test_what_products_of_one_row_ask_for(fun, shape, expected):
     assert order(fun, *shape) == expected
 
 
+def test_only_small_weights_are_laid_otherwise_and_all_of_a_step_or_none():
+    """By what a product reads: a stack of layers may be larger."""
+
+    def asked(fun, *shapes):
+        weights = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        closed = jax.make_jaxpr(lambda x, *w: fun(x, *w))(
+            jnp.ones((1, 2048), jnp.bfloat16), *weights
+        )
+        return weight_orders(flatten(closed, 64))[1:]
+
+    def two(x, w, v):
+        return x @ w, x @ v
+
+    assert asked(two, (2048, 64), (2048, 2048)) == [(1, 0), (1, 0)]
+    assert asked(two, (2048, 64), (2048, 2056)) == [None, None]
+    assert asked(lambda x, w: x @ w[3], (8, 2048, 2048)) == [(0, 2, 1)]
+
+
 @pytest.mark.parametrize(
     ("fun", "shape"),
     [
