@@ -1,7 +1,9 @@
 """What `import jaxgraph` costs, and what it leaves alone."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +38,12 @@ def test_import_leaves_alone_what_is_not_needed_yet(module):
 def test_import_starts_no_backend():
     code = "import jaxgraph; from jax._src import xla_bridge; print(len(xla_bridge._backends))"
     assert run(code) == ["0"]
+
+
+def test_in_a_source_folder_it_says_what_to_do(tmp_path):
+    source = Path(__file__).resolve().parent.parent / "jaxgraph"
+    shutil.copytree(source, tmp_path / "jaxgraph", ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+    command = [sys.executable, "-c", "import jaxgraph"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert f"ImportError: {tmp_path / 'jaxgraph'} is jaxgraph's source" in done.stderr
+    assert "`python -P`" in done.stderr

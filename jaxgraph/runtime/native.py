@@ -12,11 +12,13 @@ import jax
 try:
     from jaxgraph import _native
 except ImportError as error:
+    if importlib.util.find_spec("jaxgraph._native") is not None:
+        raise ImportError(f"jaxgraph's native module cannot be loaded: {error}") from error
     raise ImportError(
-        f"jaxgraph's native module could not be loaded ({error}). If Python was started in the "
-        "source folder, it finds that instead of the installed package: start it elsewhere. Else "
-        "install the package: `pip install .` in the source folder"
-    ) from error
+        f"{os.path.dirname(os.path.dirname(__file__))} is jaxgraph's source, which is not built. "
+        "Python looks where it is started before it looks for installed packages: start it "
+        "elsewhere, or as `python -P`. To install the package: `pip install .`"
+    ) from None
 
 EXECUTE = "jaxgraph_execute"  # a split, by an executor
 LAUNCH = "jaxgraph_launch"  # a kernel by itself
