@@ -3,7 +3,6 @@
 #include <string>
 
 namespace jaxgraph {
-namespace {
 
 Code CodeOf(cudaError_t error) {
   switch (error) {
@@ -40,8 +39,6 @@ Code CodeOf(cudaError_t error) {
       return Code::kDeviceError;
   }
 }
-
-}  // namespace
 
 Status CudaStatus(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return Status::Ok();

@@ -7,6 +7,9 @@
 
 namespace jaxgraph {
 
+// What becomes of the call: out of memory, poisoned, ...
+Code CodeOf(cudaError_t error);
+
 // Ok for cudaSuccess. Else clears the runtime's last error, so that nobody else (JAX, a later call
 // of ours) trips on it, and says in the message which call failed.
 Status CudaStatus(cudaError_t error, const char* call);

@@ -46,8 +46,12 @@ Status DriverApi::Check(CUresult result, const char* call) const {
   if (result == CUDA_SUCCESS) return Status::Ok();
   const char* name = nullptr;
   GetErrorName(result, &name);
-  const Code code = result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDeviceError;
-  return Status(code, std::string(call) + ": " + (name != nullptr ? name : "unknown error"));
+  // The runtime's errors have the driver's numbers.
+  static_assert(static_cast<int>(cudaErrorMemoryAllocation) == CUDA_ERROR_OUT_OF_MEMORY);
+  static_assert(static_cast<int>(cudaErrorIllegalAddress) == CUDA_ERROR_ILLEGAL_ADDRESS);
+  static_assert(static_cast<int>(cudaErrorLaunchFailure) == CUDA_ERROR_LAUNCH_FAILED);
+  return Status(CodeOf(static_cast<cudaError_t>(result)),
+                std::string(call) + ": " + (name != nullptr ? name : "unknown error"));
 }
 
 }  // namespace jaxgraph

@@ -78,7 +78,7 @@ TEST(Statistics, ArenaThatMovesWithoutGrowingIsTold) {
   Mover device;
   Statistics statistics;
   FunctionStats* stats = statistics.Of(1);
-  Context context(&device, nullptr);
+  Context context(&device);
   ASSERT_TRUE(context.Reserve(65, stats).ok());  // the first is no move
   EXPECT_EQ(statistics.Sum(1).arena_moves_same_size + statistics.Sum(1).arena_moves_resized, 0u);
   ASSERT_TRUE(context.Reserve(66, stats).ok());
