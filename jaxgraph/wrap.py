@@ -36,6 +36,7 @@ _MUTABLE = Planned(None, None, "the function reads or writes mutable arrays (jax
 
 _ordinals: dict[str, itertools.count] = collections.defaultdict(itertools.count)
 _PjitFunction = type(jax.jit(lambda: None))
+_config: Any = jax.config  # whose attributes type checkers do not know in every version
 
 
 def wrap(
@@ -356,7 +357,7 @@ class GraphedFunction(Observed):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if self.options.disable or jax.config.jax_disable_jit:
+        if self.options.disable or _config.jax_disable_jit:
             return call_unpacked(self._fun, self._parameters, args, kwargs)
         call = FlatCall(self._fun, self._parameters, args, kwargs)
         closed, out_tree = call.trace()
