@@ -11,6 +11,7 @@ and exits with 0.
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def built(target: str, build: Path) -> Path | None:
     source = HERE.parent
     commands = (
         ("cmake", "-S", str(source), "-B", str(build)),
-        ("cmake", "--build", str(build), "--parallel", "--target", target),
+        ("cmake", "--build", str(build), "--parallel", str(os.cpu_count()), "--target", target),
     )
     for command in commands:
         try:

@@ -196,3 +196,16 @@ def test_regions_are_marked_and_not(monkeypatch, tmp_path, capsys):
     assert min(row["at_once_us"], row["chain_us"]) > 0
     found = [re.search(r"(\d+) fork-join regions", str(step.explain()))[1] for step in marked]
     assert int(found[0]) > 0 and found[1] == "0"
+
+
+@pytest.mark.parametrize("tools", ["", "#!/bin/sh\necho 'no CUDA compiler' >&2\nexit 1\n"])
+def test_what_cannot_be_built_is_left_out(suite, tmp_path, monkeypatch, capsys, tools):
+    if tools:
+        (tmp_path / "cmake").write_text(tools)
+        (tmp_path / "cmake").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere" if not tools else f"{tmp_path}:/bin")
+    arguments = suite.parse_arguments(["--only", "products", "--build", str(tmp_path / "b")])
+    assert list(suite.jobs(arguments)) == []
+    said = capsys.readouterr().out
+    assert "stream_products: left out" in said and "GoogleTest" in said
+    assert ("no CUDA compiler" in said) == bool(tools)
