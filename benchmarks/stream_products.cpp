@@ -4,9 +4,10 @@
 //
 //   cmake --build build -t stream_products && build/stream_products [models] [rows] [settings]
 //
-// `settings` is "tune", which tries many for each product by itself, or some to time whole steps
-// with: blocks/stages/cluster of all products, or of the five kinds with colons between them,
-// commas between settings.
+// `settings` is "tune", which tries many for each product by itself, "tunew", the same of the
+// kernel for many rows, or some to time whole steps with: blocks/stages/cluster of all products, or
+// of the five kinds with colons between them, commas between settings; with a "w" behind it, of the
+// kernel for many rows.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -122,7 +123,7 @@ class Step {
     if (which >= 0 && which != kind) return;
     p.row = row;
     p.row_m = p.added_m = p.sum_m = p.norm_m = 2 * int64_t{k};
-    norm &= rows_ * k <= 8 * 1024;  // else it is a kernel of its own
+    norm &= NormFits(rows_, k);  // else it is a kernel of its own
     p.has_norm = norm;
     p.added = norm && added ? At(2) : nullptr;
     p.weight = norm ? At(3) : nullptr;
@@ -134,7 +135,8 @@ class Step {
     p.activated = pair ? At(9) : nullptr;
     p.activated_m = 2 * int64_t{columns[0]};
     const StreamTuning tuning = tunings != nullptr ? (*tunings)[kind] : DefaultTuning(p, along_k_);
-    const bool fits = (along_k_ && FitsStreamVector(p)) || FitsStreamTiles(p, along_k_, tuning);
+    const bool fits = (along_k_ && FitsStreamVector(p)) ||
+                      (tuning.wide ? FitsStreamWide(p) : FitsStreamTiles(p, along_k_, tuning));
     if (!fits) return;  // other kernels take it
     LaunchStream(p, DType::kBF16, along_k_, tuning, launches);
   }
@@ -188,7 +190,7 @@ double TimeGraph(std::vector<Launch> launches, bool dependent, int replays = 10,
 }
 
 // The best tunings of each product by itself.
-void Tune(Step* step) {
+void Tune(Step* step, bool wide) {
   static const char* const kNames[] = {"qkv", "output", "gate/up", "down", "head"};
   struct Tried {
     double us;
@@ -205,7 +207,7 @@ void Tune(Step* step) {
     for (const int blocks : {132, 264, 396}) {
       for (const int stages : {2, 3, 4, 5, 6}) {
         for (const int cluster : {1, 2, 4, 8}) {
-          const StreamTuning tuning = {blocks, stages, cluster};
+          const StreamTuning tuning = {blocks, stages, cluster, wide};
           Tunings tunings;
           tunings.fill(tuning);
           const std::vector<Launch> one = step->Launches(&tunings, which);
@@ -239,6 +241,8 @@ bool ReadTunings(const char** settings, Tunings* tunings) {
       return false;
     }
     *settings += length;
+    t.wide = **settings == 'w';
+    *settings += t.wide;
     if (kind == 0 && **settings != ':') tunings->fill(t);
     if (**settings != ':') break;
     ++*settings;
@@ -257,7 +261,7 @@ void Run(const Model& model, int rows, const std::string& settings) {
     std::printf("  %8.1f us, dependent launches %8.1f us  %5.2f TB/s\n", plain, dependent,
                 step.weight_bytes() / dependent / 1e6);
     std::fflush(stdout);
-    if (settings == "tune") Tune(&step);
+    if (settings == "tune" || settings == "tunew") Tune(&step, settings == "tunew");
     Tunings tunings;
     const char* next = settings.c_str();
     for (const char* now = next; ReadTunings(&next, &tunings); now = next) {

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxgraph.passes.profitability import DEFAULT, Limits
+from jaxgraph.runtime import native
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -105,8 +106,8 @@ class Options:
       max_unroll: the longest `scan` that is unrolled (JAXGRAPH_MAX_UNROLL, default 256).
       max_rows: rows that a native product with a weight may have; a step with a wider one, such as
         the prefill of a prompt, is left to XLA, whose library kernels are made for it. Products
-        between activations, such as attention's, may have four times as many. 0 sets no bound
-        (JAXGRAPH_MAX_ROWS, default 16).
+        between activations, such as attention's, may have four times as many, and so may those with
+        a weight of 16-bit floats on Hopper. 0 sets no bound (JAXGRAPH_MAX_ROWS, default 16).
       min_equations: equations that a native split beside splits of XLA's must have to pay for
         itself; shorter runs are left to XLA (JAXGRAPH_MIN_EQUATIONS, default 4).
       guard_bytes: bytes kept free behind every intermediate in the arena, so that a test can fill
@@ -162,7 +163,7 @@ class Options:
 
     def limits(self) -> Limits:
         """What the rules of profitability go by."""
-        return Limits(self.max_rows, self.min_equations)
+        return Limits(self.max_rows, self.min_equations, native.streams_many_rows())
 
     def exec_options(self) -> dict[str, int | bool]:
         """The settings that travel inside a program, in the core's names."""

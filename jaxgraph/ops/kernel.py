@@ -66,11 +66,14 @@ def plan(jaxpr: Any, name: str) -> tuple[NativeSplit, Callable[..., list[Any]]] 
     """
     step = flatten(jaxpr, max_unroll=0)
     products = [e for e in step.eqns if e.primitive.name == "dot_general"]
-    most = profitability.DEFAULT.max_rows
-    if name.startswith("attention"):  # its rows are the heads that share keys and values
-        most *= profitability.TIMES_BETWEEN_ACTIVATIONS
-    if any(contraction.rows(e) > most for e in products):
-        return None  # bound by arithmetic: XLA's library is the better one
+    limits = profitability.Limits(streams=native.streams_many_rows())
+    attends = name.startswith("attention")  # its rows are the heads that share keys and values
+    for e in products:
+        times = profitability.times_of_weight(e, limits)
+        if attends:
+            times = profitability.TIMES_BETWEEN_ACTIVATIONS
+        if contraction.rows(e) > times * limits.max_rows:
+            return None  # bound by arithmetic: XLA's library is the better one
     cuts = cut(step).runs
     if len(cuts) != 1 or cuts[0].backend != NATIVE:
         return None

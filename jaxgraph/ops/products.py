@@ -50,8 +50,8 @@ def linear(
     that dtype, as the plain formula would.
 
     Args:
-      x: floats [..., k]. Up to 16 rows are a decode step's and use our kernels; more are left to
-        XLA, whose library is the better one there.
+      x: floats [..., k]. Up to 16 rows (64 of 16-bit floats on Hopper) are a decode step's and use
+        our kernels; more are left to XLA, whose library is the better one there.
       weight: floats [k, n], or [n, k] with `out_in`.
       bias: floats [n].
       activation: None, "relu", "relu2" (its square), "silu", "gelu" (with erf) or "gelu_tanh".

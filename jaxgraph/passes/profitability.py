@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxgraph.frontend.flatten import FlatStep
+    from jaxgraph.frontend.flatten import FlatEqn, FlatStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,14 @@ class Limits:
     Attributes:
       max_rows: of a native product with a weight; 0: any number.
       min_equations: of a native run beside XLA's.
+      streams: whether the devices multiply rows by 16-bit weights at the speed of memory.
     """
 
     # Up to 16 rows the kernels stream the weights once, at the speed of memory; with more they read
     # them again, or do without the tensor cores.
     max_rows: int = 16
     min_equations: int = 4
+    streams: bool = False
 
 
 DEFAULT = Limits()
@@ -36,22 +38,23 @@ DEFAULT = Limits()
 # that share keys and values, which a kernel of its own takes at once.
 TIMES_BETWEEN_ACTIVATIONS = 4
 
-# What makes a weight another weight.
-_KEEP_WEIGHTS = frozenset(
+# So may a product with a weight of 16-bit floats where devices stream those: with 64 rows, reading
+# the weight still takes longer than multiplying.
+_TIMES_OF_STREAMED = 4
+
+# What makes a weight another weight: views leave it in memory as it is.
+_VIEWS = frozenset(
     [
         "bitcast_convert_type",
-        "broadcast_in_dim",
-        "convert_element_type",
         "dynamic_slice",
         "expand_dims",
-        "mul",
         "reshape",
         "slice",
         "squeeze",
-        "sub",
         "transpose",
     ]
 )
+_KEEP_WEIGHTS = _VIEWS | {"broadcast_in_dim", "convert_element_type", "mul", "sub"}
 
 # The call of a native split costs the host 10 to 20 us, and a kernel launched by itself 3.4 us more
 # than one in a graph: so many kernels must a run save where many calls add up.
@@ -102,14 +105,17 @@ def judge_step(step: FlatStep, limits: Limits) -> Decision:
     # Here, for Options needs the limits alone, and `import jaxgraph` is to be quick.
     from jaxgraph.frontend import contraction
 
-    weights = _weights(step)
+    weights, as_stored = _weights(step, _KEEP_WEIGHTS), _weights(step, _VIEWS)
     widest, rows, excess = None, 0, 0.0
     for eqn in step.eqns:
         if eqn.primitive.name != "dot_general":
             continue
-        share = 1 if any(id(v) in weights for v in eqn.inputs) else TIMES_BETWEEN_ACTIVATIONS
-        if contraction.rows(eqn) / share > excess:
-            widest, rows, excess = eqn, contraction.rows(eqn), contraction.rows(eqn) / share
+        times = TIMES_BETWEEN_ACTIVATIONS
+        if any(id(v) in weights for v in eqn.inputs):
+            larger = max(eqn.inputs, key=lambda v: v.aval.size)
+            times = times_of_weight(eqn, limits) if id(larger) in as_stored else 1
+        if contraction.rows(eqn) / times > excess:
+            widest, rows, excess = eqn, contraction.rows(eqn), contraction.rows(eqn) / times
     if widest is None:
         return Decision("rows", False, "nothing is multiplied")
     where = f"dot_general at {widest.source} multiplies {_rows(rows)} at once"
@@ -122,14 +128,21 @@ def judge_step(step: FlatStep, limits: Limits) -> Decision:
     return Decision("rows", True, why)
 
 
-def _weights(step: FlatStep) -> set[int]:
-    """Ids of values that are arguments, or nothing but views, conversions and scalings of them.
+def times_of_weight(eqn: FlatEqn, limits: Limits) -> int:
+    """How many times `max_rows` a product may have with a weight that is stored as it is used."""
+    dtypes = {v.aval.dtype.name for v in eqn.inputs}
+    streamed = limits.streams and dtypes in ({"bfloat16"}, {"float16"})
+    return _TIMES_OF_STREAMED if streamed else 1
+
+
+def _weights(step: FlatStep, made_by: frozenset[str]) -> set[int]:
+    """Ids of values that are arguments, or made of nothing but those, by such primitives.
 
     A cache that was written to is none: attention reads it for as many rows as heads share it.
     """
     weights = {id(v) for v in step.given}
     for eqn in step.eqns:
-        if eqn.primitive.name not in _KEEP_WEIGHTS:
+        if eqn.primitive.name not in made_by:
             continue
         if all(id(v) in weights or v.known is not None for v in eqn.inputs):
             weights.update(id(v) for v in eqn.outputs)

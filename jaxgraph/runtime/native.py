@@ -101,6 +101,26 @@ def why_unsupported(platform: str) -> str | None:
     return None
 
 
+@functools.cache
+def streams_many_rows() -> bool:
+    """Whether this machine's GPUs read 16-bit weights once for up to 64 rows, at memory's speed."""
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return False
+    architectures = build_info()["cuda_architectures"].split()
+    return all(_streams_on(str(device.compute_capability), architectures) for device in devices)
+
+
+def _streams_on(capability: str, architectures: list[str]) -> bool:
+    """Does a device have clusters of blocks, and kernels compiled to use them?"""
+    major, minor = (int(part) for part in capability.split("."))
+    return major in (9, 10) and any(
+        _runs_on(a, major, minor) and (not a[0].isdigit() or not _runs_on(a, 8, 9))
+        for a in architectures
+    )
+
+
 def _why_device_unsupported(capability: str, architectures: list[str]) -> str | None:
     major, minor = (int(part) for part in capability.split("."))
     if (major, minor) < _OLDEST_CAPABILITY:

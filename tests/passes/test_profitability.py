@@ -9,6 +9,7 @@ from jax import lax
 import jaxgraph
 from jaxgraph import Options
 from jaxgraph.passes.profitability import DEFAULT
+from jaxgraph.runtime import native
 
 W = jnp.ones((8, 12))
 
@@ -76,6 +77,23 @@ def test_layers_of_a_stack_and_packed_or_converted_weights_are_weights():
     assert not explained(converted, jnp.ones((50, 40), jnp.int8), jnp.ones((50, 1)), x).native
     step = jaxgraph.wrap(lambda params, x: x @ params["w"], options=Options(strict=True))
     assert not step.explain(step.pack({"w": np.ones((40, 40), np.float32)}), x).native
+
+
+def test_a_device_that_streams_16_bit_weights_takes_more_rows_of_them(monkeypatch):
+    def of(rows, rows_dtype=jnp.bfloat16, stored=jnp.bfloat16):
+        def step(x, w):
+            return x @ w.astype(rows_dtype)
+
+        return explained(step, jnp.ones((rows, 80), rows_dtype), jnp.ones((80, 800), stored)).native
+
+    most = DEFAULT.max_rows
+    monkeypatch.setattr(native, "streams_many_rows", lambda: False)
+    assert of(most) and not of(most + 1)
+    monkeypatch.setattr(native, "streams_many_rows", lambda: True)
+    assert of(4 * most) and not of(4 * most + 1)
+    assert of(4 * most, jnp.float16, jnp.float16)
+    assert not of(most + 1, jnp.float32, jnp.float32)
+    assert not of(most + 1, jnp.bfloat16, jnp.int8)  # other kernels read what is converted first
 
 
 @pytest.mark.parametrize("way", ["option", "environment", "no bound"])

@@ -35,6 +35,23 @@ def test_which_devices_a_build_runs_on(architectures, capability, runs):
         assert "CUDAARCHS" in reason
 
 
+@pytest.mark.parametrize(
+    ("architectures", "capability", "streams"),
+    [
+        ("90a", "9.0", True),
+        ("90-virtual", "10.0", True),
+        ("75-virtual 90a-real", "9.0", True),
+        ("75-virtual 90a-real", "10.0", False),  # code without clusters, compiled when it is loaded
+        ("80", "9.0", False),
+        ("80 120", "12.0", False),
+        ("native", "9.0", True),
+        ("native", "8.9", False),
+    ],
+)
+def test_which_devices_stream_many_rows(architectures, capability, streams):
+    assert native._streams_on(capability, architectures.split()) == streams
+
+
 def test_older_devices_than_cuda_supports():
     reason = native._why_device_unsupported("7.0", ["70"])
     assert "below 7.5" in reason

@@ -11,10 +11,14 @@
 namespace jaxgraph {
 
 constexpr int kMaxStreamed = 4;  // matrices
-constexpr int kMaxStreamRows = 16;
-// Every block computes the norm for itself: beyond this many elements that costs more than a kernel
-// of its own.
+constexpr int kMaxStreamRows = 64;
+// Every block computes the norms for itself: beyond so many elements that costs more than a kernel
+// of its own, which several rows share better than one.
 constexpr int kMaxNormElements = 8 * 1024;
+constexpr int kMaxNormElementsOfRows = 4 * 1024;
+inline bool NormFits(int64_t rows, int64_t length) {
+  return rows * length <= (rows == 1 ? kMaxNormElements : kMaxNormElementsOfRows);
+}
 
 // out[m, n] = sum over k of row[m, k] * weights[k, n]; strides in bytes.
 struct StreamedProduct {
@@ -63,6 +67,7 @@ struct StreamTuning {
   int32_t blocks;   // wanted at most
   int32_t stages;   // of a warp's ring, 4 KB each, at most
   int32_t cluster;  // blocks that share k, at most
+  bool wide;        // stream_wide.cu takes it, where stream_vector.cu does not
 };
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
 

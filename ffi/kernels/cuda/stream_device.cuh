@@ -56,10 +56,10 @@ __device__ __forceinline__ void WaitForClusterBytes(uint32_t barrier) {
       "}" ::"r"(barrier)
       : "memory");
 }
-// The same place in the cluster's first block.
-__device__ __forceinline__ uint32_t InFirstBlock(uint32_t address) {
+// The same place in another of the cluster's blocks.
+__device__ __forceinline__ uint32_t InBlock(int rank, uint32_t address) {
   uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(address));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 // Stores `v` in another block and tells its barrier; the sender may exit meanwhile.
@@ -67,6 +67,13 @@ __device__ __forceinline__ void Send(uint32_t to, float v, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v),
       "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void Send(uint32_t to, const float4& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
       : "memory");
 }
 // Weights are read once a step: they should not push caches and activations out of L2.
@@ -80,6 +87,12 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const char* from, bool in
                                           uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
                "l"(from), "r"(inside ? 16 : 0), "l"(policy)
+               : "memory");
+}
+// The same of what other blocks read, too.
+__device__ __forceinline__ void CopyAsync(uint32_t to, const char* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 16 : 0)
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {
@@ -163,6 +176,42 @@ __device__ __forceinline__ void WaitForBytes(uint32_t barrier, uint32_t parity) 
 }
 #endif
 
+// Where a block stands: in its cluster, and that among all. Clusters are powers of two, and
+// divisions by what is known only here take long.
+struct BlockPlace {
+  int rank, cluster, clusters, shift;
+};
+__device__ __forceinline__ BlockPlace PlaceOfBlock(const StreamParams& p) {
+  const int shift = __ffs(p.splits) - 1, block = blockIdx.x;
+  return {block & (p.splits - 1), block >> shift, static_cast<int>(gridDim.x) >> shift, shift};
+}
+
+// A place among lines of kLineBytes. They would all start in the same bank, so their 16-byte pieces
+// are turned.
+constexpr int kLineBytes = 128;
+__device__ __forceinline__ uint32_t PlaceOf(int line, int piece) {
+  return line * kLineBytes + ((piece ^ (line & 7)) << 4);
+}
+
+// 16 x 16 elements as tensor cores want the left operand, from lines that are its rows or columns;
+// from lines that are columns of the right operand, two of those, of 16 x 8.
+template <bool kLinesAreRows>
+__device__ __forceinline__ void LoadMatrix(uint32_t address, uint32_t (&a)[4]) {
+#if __CUDA_ARCH__ >= 750
+  if constexpr (kLinesAreRows) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(address)
+                 : "memory");
+  }
+#endif
+}
+
 // d += a (16 x 16, row-major) * b (16 x 8, column-major), f32 sums.
 template <typename T>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
@@ -191,17 +240,35 @@ struct StreamBF16 {
   static constexpr DType kDType = DType::kBF16;
   static __device__ __forceinline__ float ToFloat(uint16_t bits) { return BF16ToFloat(bits); }
   static __device__ __forceinline__ uint16_t FromFloat(float v) { return FloatToBF16(v); }
+  // Two at a time, the first in the low bits: half the instructions.
+  static __device__ __forceinline__ float2 ToFloats(uint32_t bits) {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+  }
+  static __device__ __forceinline__ uint32_t FromFloats(float2 v) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(v.y), "f"(v.x));
+    return bits;
+  }
 };
 struct StreamF16 {
   static constexpr bool kIsBF16 = false;
   static constexpr DType kDType = DType::kF16;
   static __device__ __forceinline__ float ToFloat(uint16_t bits) { return F16ToFloat(bits); }
   static __device__ __forceinline__ uint16_t FromFloat(float v) { return FloatToF16(v); }
+  static __device__ __forceinline__ float2 ToFloats(uint32_t bits) {
+    return {F16ToFloat(static_cast<uint16_t>(bits)), F16ToFloat(static_cast<uint16_t>(bits >> 16))};
+  }
+  static __device__ __forceinline__ uint32_t FromFloats(float2 v) {
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(v.y), "f"(v.x));
+    return bits;
+  }
 };
 
 // 8 elements.
 union Eight {
   uint4 packed;
+  uint32_t pairs[4];
   uint16_t bits[8];
 };
 
@@ -212,11 +279,9 @@ __device__ __forceinline__ float Rounded(float v) {
 
 // ---- the rows ----
 
-// What rows take of shared memory: themselves, then, of several, what is added to them and the
-// norm's weight.
+// What rows take of shared memory: themselves, then, of several, the norm's weight.
 __host__ __device__ inline int RowBytes(const StreamParams& p) {
-  if (p.m == 1) return p.row_pitch;
-  return ((p.added != nullptr ? 2 : 1) * p.m + (p.weight != nullptr ? 1 : 0)) * p.row_pitch;
+  return (p.m + (p.m > 1 && p.weight != nullptr ? 1 : 0)) * p.row_pitch;
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -227,12 +292,15 @@ __device__ __forceinline__ void PrefetchNormWeight(const StreamParams& p) {
   if (p.weight != nullptr && at < 2 * p.k) PrefetchLine(p.weight + at);
 }
 
-// The scale of a row's norm, of the sums of squares that the block's warps have.
+// The scale of a row's norm, of the sums of squares that its warps have.
 __device__ __forceinline__ float NormScale(const StreamParams& p,
-                                           const float (*by_warp)[kMaxStreamRows], int m) {
+                                           const float (*by_warp)[kMaxTileRows], int m,
+                                           int warps = kStreamWarps) {
   float total = 0;
 #pragma unroll
-  for (int w = 0; w < kStreamWarps; ++w) total += by_warp[w][m];
+  for (int w = 0; w < kStreamWarps; ++w) {
+    if (w < warps) total += by_warp[w][m];
+  }
   const float length = __uint_as_float(p.length), eps = __uint_as_float(p.eps);
   const float mean = p.divides ? total / length : __fmul_rn(total, length);
   return 1.0f / sqrtf(__fadd_rn(mean, eps));
@@ -241,17 +309,19 @@ __device__ __forceinline__ float NormScale(const StreamParams& p,
 template <typename T>
 __device__ __forceinline__ Eight Sum(Eight x, const Eight& y) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    x.bits[j] = T::FromFloat(T::ToFloat(x.bits[j]) + T::ToFloat(y.bits[j]));
+  for (int j = 0; j < 4; ++j) {
+    const float2 a = T::ToFloats(x.pairs[j]), b = T::ToFloats(y.pairs[j]);
+    x.pairs[j] = T::FromFloats({a.x + b.x, a.y + b.y});
   }
   return x;
 }
 template <typename T>
 __device__ __forceinline__ float AddSquares(float squares, const Eight& x) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float v = T::ToFloat(x.bits[j]);
-    squares = __fadd_rn(squares, __fmul_rn(v, v));
+  for (int j = 0; j < 4; ++j) {
+    const float2 v = T::ToFloats(x.pairs[j]);
+    squares = __fadd_rn(squares, __fmul_rn(v.x, v.x));
+    squares = __fadd_rn(squares, __fmul_rn(v.y, v.y));
   }
   return squares;
 }
@@ -264,12 +334,15 @@ template <typename T>
 __device__ __forceinline__ Eight Scaled(const StreamParams& p, Eight x, const Eight& weight,
                                         float scale) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float h = __fmul_rn(T::ToFloat(x.bits[j]), scale);
+  for (int j = 0; j < 4; ++j) {
+    float2 h = T::ToFloats(x.pairs[j]);
+    h = {__fmul_rn(h.x, scale), __fmul_rn(h.y, scale)};
     if (p.weight != nullptr) {
-      h = __fmul_rn(p.rounds_first ? Rounded<T>(h) : h, T::ToFloat(weight.bits[j]));
+      if (p.rounds_first) h = T::ToFloats(T::FromFloats(h));
+      const float2 w = T::ToFloats(weight.pairs[j]);
+      h = {__fmul_rn(h.x, w.x), __fmul_rn(h.y, w.y)};
     }
-    x.bits[j] = T::FromFloat(h);
+    x.pairs[j] = T::FromFloats(h);
   }
   return x;
 }
@@ -287,7 +360,7 @@ __device__ __forceinline__ void StoreEight(char* to, const Eight& x) {
 // at the end.
 template <typename T>
 __device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int begin, int end,
-                                         float (*by_warp)[kMaxStreamRows]) {
+                                         float (*by_warp)[kMaxTileRows]) {
   const int thread = threadIdx.x;
   const int zeros = 16 * (end - begin + thread);
   if (zeros < p.row_pitch) StoreEight(row + zeros, {});
@@ -344,59 +417,52 @@ __device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int b
   __syncthreads();
 }
 
-// Brings eighths [begin, end) of the rows into shared memory, `row_pitch` bytes apart, with zeros
-// behind them; all threads of the block together, which have met since the barrier was made. With a
-// norm every block computes it, of whole rows, and the last one stores it: its share of the
-// products is the smallest.
+// Norms of several rows into shared memory. Each row has warps of its own, a power of two of them.
+// Each is stored by one block.
 template <typename T>
-__device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int begin, int end,
-                                          uint32_t barrier, float (*by_warp)[kMaxStreamRows]) {
-  if (p.m == 1) {
-    BringRow<T>(p, rows, begin, end, by_warp);
-    return;
+__device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, uint32_t barrier,
+                                           float (*by_warp)[kMaxTileRows]) {
+  constexpr int kAtOnce = 4;
+  const int pitch = p.row_pitch, eights = p.k / 8;
+  const char* weight = rows + p.m * pitch;
+  if (threadIdx.x == 0 && p.weight != nullptr) {
+    Expect(barrier, 16 * eights);
+    BulkCopy(SharedAddress(weight), p.weight, 16 * eights, barrier);
   }
-  const int pitch = p.row_pitch, eights = end - begin, bytes = 16 * eights;
-  char* added = rows + p.m * pitch;
-  const char* weight = rows + (p.added != nullptr ? 2 : 1) * p.m * pitch;
-  if (threadIdx.x == 0) {
-    Expect(barrier, (RowBytes(p) / pitch) * bytes);
-    for (int m = 0; m < p.m && bytes > 0; ++m) {
-      const int64_t from = 16 * static_cast<int64_t>(begin);
-      BulkCopy(SharedAddress(rows + m * pitch), p.row + m * p.row_m + from, bytes, barrier);
-      if (p.added == nullptr) continue;
-      BulkCopy(SharedAddress(added + m * pitch), p.added + m * p.added_m, bytes, barrier);
-    }
-    if (p.weight != nullptr) BulkCopy(SharedAddress(weight), p.weight, bytes, barrier);
-  }
-  for (int m = 0; m < p.m; ++m) {
-    const int i = eights + static_cast<int>(threadIdx.x);
-    if (i < pitch / 16) StoreEight(rows + m * pitch + 16 * i, {});
-  }
-  WaitForBytes(barrier, 0);
-  if (!p.has_norm) {
-    __syncthreads();  // for the zeros
-    return;
-  }
-  const bool stores = blockIdx.x == gridDim.x - 1;
-  for (int m = 0; m < p.m; ++m) {
+  static_assert(kMaxTileRows <= kStreamWarps);
+  const int warps = kStreamWarps >> (32 - __clz(p.m - 1));
+  const int m = threadIdx.x / kWarp / warps, step = warps * kWarp, thread = threadIdx.x % step;
+  const bool stores = blockIdx.x == gridDim.x - 1 - m % gridDim.x;
+  if (m < p.m) {
     float squares = 0;
-    for (int i = threadIdx.x; i < eights; i += kStreamThreads) {
-      char* place = rows + m * pitch + 16 * i;
-      Eight x = LoadEight(place);
-      if (p.added != nullptr) {
-        x = Sum<T>(x, LoadEight(added + m * pitch + 16 * i));
-        StoreEight(place, x);
+    for (int first = thread; first < eights; first += kAtOnce * step) {
+      Eight x[kAtOnce], added[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int at = 16 * (first + j * step);
+        if (at >= 16 * eights) break;
+        x[j] = LoadEight(p.row + m * p.row_m + at);
+        if (p.added != nullptr) added[j] = LoadEight(p.added + m * p.added_m + at);
       }
-      if (stores && p.sum != nullptr) StoreEight(p.sum + m * p.sum_m + 16 * i, x);
-      squares = AddSquares<T>(squares, x);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int at = 16 * (first + j * step);
+        if (at >= 16 * eights) break;
+        if (p.added != nullptr) x[j] = Sum<T>(x[j], added[j]);
+        StoreEight(rows + m * pitch + at, x[j]);
+        if (p.sum != nullptr && stores) StoreEight(p.sum + m * p.sum_m + at, x[j]);
+        squares = AddSquares<T>(squares, x[j]);
+      }
     }
     squares = SumOfWarp(squares);
-    if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp][m] = squares;
+    if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp % warps][m] = squares;
   }
+  if (p.weight != nullptr) WaitForBytes(barrier, 0);
   __syncthreads();
-  for (int m = 0; m < p.m; ++m) {
-    const float scale = NormScale(p, by_warp, m);
-    for (int i = threadIdx.x; i < eights; i += kStreamThreads) {
+  if (m < p.m) {
+    const float scale = NormScale(p, by_warp, m, warps);
+#pragma unroll 4
+    for (int i = thread; i < eights; i += step) {
       char* place = rows + m * pitch + 16 * i;
       Eight w = {};
       if (p.weight != nullptr) w = LoadEight(weight + 16 * i);
@@ -404,6 +470,35 @@ __device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int
       StoreEight(place, x);
       if (stores) StoreEight(p.norm + m * p.norm_m + 16 * i, x);
     }
+  }
+}
+
+// Brings eighths [begin, end) of the rows into shared memory, `row_pitch` bytes apart, with zeros
+// behind them; all threads of the block together, which have met since the barrier was made. With a
+// norm every block computes it, of whole rows, and one of them stores it.
+template <typename T>
+__device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int begin, int end,
+                                          uint32_t barrier, float (*by_warp)[kMaxTileRows]) {
+  if (p.m == 1) {
+    BringRow<T>(p, rows, begin, end, by_warp);
+    return;
+  }
+  const int pitch = p.row_pitch, eights = end - begin, bytes = 16 * eights;
+  for (int m = 0; m < p.m; ++m) {
+    const int i = eights + static_cast<int>(threadIdx.x);
+    if (i < pitch / 16) StoreEight(rows + m * pitch + 16 * i, {});
+  }
+  if (p.has_norm) {
+    BringNorms<T>(p, rows, barrier, by_warp);
+  } else {
+    if (threadIdx.x == 0) {
+      Expect(barrier, p.m * bytes);
+      for (int m = 0; m < p.m && bytes > 0; ++m) {
+        const int64_t from = m * p.row_m + 16 * static_cast<int64_t>(begin);
+        BulkCopy(SharedAddress(rows + m * pitch), p.row + from, bytes, barrier);
+      }
+    }
+    WaitForBytes(barrier, 0);
   }
   __syncthreads();
 }
@@ -413,13 +508,16 @@ __device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int
 
 // silu(gate) * up of two products that were rounded already.
 template <typename T>
-__device__ __forceinline__ void StoreActivated(const StreamParams& p, int m, int64_t n, float gate,
-                                               float up) {
+__device__ __forceinline__ uint16_t Activated(const StreamParams& p, float gate, float up) {
   const float sigmoid = 1.0f / (1.0f + expf(-gate));
   const float silu =
       p.silu_rounds ? Rounded<T>(gate * Rounded<T>(sigmoid)) : __fmul_rn(gate, sigmoid);
-  *reinterpret_cast<uint16_t*>(p.activated + m * p.activated_m + 2 * n) =
-      T::FromFloat(__fmul_rn(silu, up));
+  return T::FromFloat(__fmul_rn(silu, up));
+}
+template <typename T>
+__device__ __forceinline__ void StoreActivated(const StreamParams& p, int m, int64_t n, float gate,
+                                               float up) {
+  *reinterpret_cast<uint16_t*>(p.activated + m * p.activated_m + 2 * n) = Activated<T>(p, gate, up);
 }
 
 }  // namespace jaxgraph

@@ -81,8 +81,8 @@ bool TakesNorm(const ResolvedNode& at, StreamParams* p) {
   RmsNormForm form;
   if (!DecodeExpr(*at.node, &program).ok() || !MatchRmsNorm(program, &form)) return false;
   const std::optional<Rows> norm = AsRows(at.node->outs[form.norm_out]);
-  if (!norm || norm->length % 8 != 0 || norm->count * norm->length > kMaxNormElements ||
-      norm->count == 0 || norm->length == 0) {
+  if (!norm || norm->length % 8 != 0 || !NormFits(norm->count, norm->length) || norm->count == 0 ||
+      norm->length == 0) {
     return false;
   }
   bool fits = true;

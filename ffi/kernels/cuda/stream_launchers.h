@@ -13,9 +13,15 @@ constexpr int32_t kMaxStreamShared = 208 * 1024;
 bool FitsStreamVector(const StreamParams& params);
 void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
                         Launches* launches);
-// Up to 16 rows, either layout.
+// Up to 8 rows, either layout.
+constexpr int kMaxTileRows = 8;
 bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuning);
 void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
                        Launches* launches);
+// Up to 64 rows, either layout, without a norm.
+bool FitsStreamWide(const StreamParams& params);
+int32_t WideTiles(const StreamParams& params);  // that it cuts the matrices into
+void LaunchStreamWide(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
+                      Launches* launches);
 
 }  // namespace jaxgraph

@@ -1,4 +1,4 @@
-// Streaming products on tensor cores, for which up to 16 rows are as much work as one. A stage is
+// Streaming products on tensor cores, for which up to 8 rows are as much work as one. A stage is
 // 32 lines of 128 bytes of a matrix: 64 columns of each of 32 k where it is contiguous along n, 64
 // k of each of 32 columns where it is along k; of two matrices that are paired, half the lines
 // each. A block makes the columns of such a stage from its cluster's share of k; its warps share
@@ -16,7 +16,6 @@ namespace jaxgraph {
 namespace {
 
 constexpr int kLines = 32;  // in a stage
-constexpr int kLineBytes = 128;
 constexpr int kLineItems = kLineBytes / 2;
 constexpr int kStageBytes = kLines * kLineBytes;
 
@@ -34,37 +33,6 @@ __host__ __device__ constexpr int ShareStep(bool along_k) { return along_k ? kLi
 
 #if __CUDA_ARCH__ >= 900
 constexpr int kStep = 16;  // of k and of columns, in one tensor-core instruction
-
-// 16 x 16 elements as tensor cores want the left operand, from lines that are its columns or rows.
-template <bool kLinesAreRows>
-__device__ __forceinline__ void LoadMatrix(uint32_t address, uint32_t (&a)[4]) {
-  if constexpr (kLinesAreRows) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
-  }
-}
-
-// A place in a stage. Lines would all start in the same bank, so their 16-byte pieces are turned.
-__device__ __forceinline__ uint32_t PlaceOf(int line, int piece) {
-  return line * kLineBytes + ((piece ^ (line & 7)) << 4);
-}
-
-// Where a block stands: in its cluster, and that among all. Clusters are powers of two, and
-// divisions by what is known only here take long.
-struct BlockPlace {
-  int rank, cluster, clusters, shift;
-};
-__device__ __forceinline__ BlockPlace PlaceOfBlock(const StreamParams& p) {
-  const int shift = __ffs(p.splits) - 1, block = blockIdx.x;
-  return {block & (p.splits - 1), block >> shift, static_cast<int>(gridDim.x) >> shift, shift};
-}
 
 // The share of k of one block of the cluster.
 struct Share {
@@ -156,21 +124,16 @@ class Supply {
 };
 
 // sum += the stage (as columns by k) * rows.
-template <typename T, bool kAlongK, typename S, int kRowTiles>
-__device__ __forceinline__ void MultiplyStage(
-    uint32_t stage, const char* rows, int row_pitch, int num_rows,
-    float (&sum)[S::kSides][S::kColumns / kStep][kRowTiles][4]) {
+template <typename T, bool kAlongK, typename S>
+__device__ __forceinline__ void MultiplyStage(uint32_t stage, const char* rows, int row_pitch,
+                                              int num_rows,
+                                              float (&sum)[S::kSides][S::kColumns / kStep][4]) {
   const int lane = threadIdx.x % kWarp, high = lane / 4, low = lane % 4;
 #pragma unroll
   for (int step = 0; step < S::kDepth / kStep; ++step) {
-    uint32_t x[kRowTiles][2];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      const char* row = rows + (high + 8 * r) * row_pitch + 2 * step * kStep + 4 * low;
-      const bool inside = high + 8 * r < num_rows;
-      x[r][0] = inside ? *reinterpret_cast<const uint32_t*>(row) : 0;
-      x[r][1] = inside ? *reinterpret_cast<const uint32_t*>(row + 16) : 0;
-    }
+    const char* row = rows + high * row_pitch + 2 * step * kStep + 4 * low;
+    const uint32_t x0 = high < num_rows ? *reinterpret_cast<const uint32_t*>(row) : 0;
+    const uint32_t x1 = high < num_rows ? *reinterpret_cast<const uint32_t*>(row + 16) : 0;
 #pragma unroll
     for (int side = 0; side < S::kSides; ++side) {
 #pragma unroll
@@ -180,10 +143,7 @@ __device__ __forceinline__ void MultiplyStage(
         const int piece = kAlongK ? 2 * step + lane / 16 : 2 * c + lane / 8 % 2;
         uint32_t w[4];
         LoadMatrix<kAlongK>(stage + PlaceOf(line, piece), w);
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
-          MultiplyAdd<T>(sum[side][c][r], w[0], w[1], w[2], w[3], x[r][0], x[r][1]);
-        }
+        MultiplyAdd<T>(sum[side][c], w[0], w[1], w[2], w[3], x0, x1);
       }
     }
   }
@@ -207,14 +167,14 @@ __device__ __forceinline__ void StoreColumn(const StreamParams& p, const Tile& t
 
 // Registers for three blocks a multiprocessor, so that the next launch's find a place, if they
 // last.
-template <typename T, bool kAlongK, bool kPair, bool kTall>
-__global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2 : 3)
+template <typename T, bool kAlongK, bool kPair>
+__global__ void __launch_bounds__(kStreamThreads, 3)
     StreamTilesKernel(const __grid_constant__ StreamParams p) {
 #if __CUDA_ARCH__ >= 900
   using S = Shape<kAlongK, kPair>;
-  constexpr int kTiles = S::kColumns / kStep, kRowTiles = kTall ? 2 : 1;
+  constexpr int kTiles = S::kColumns / kStep;
   extern __shared__ __align__(128) char shared[];
-  __shared__ float squares[kStreamWarps][kMaxStreamRows];
+  __shared__ float squares[kStreamWarps][kMaxTileRows];
   __shared__ __align__(8) uint64_t row_barrier, sum_barrier;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int sums = p.m * S::kWidth;
@@ -247,24 +207,23 @@ __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2
 
   int stage = 0;
   for (int t = place.cluster; t < p.pieces; t += place.clusters) {
-    float sum[S::kSides][kTiles][kRowTiles][4] = {};
+    float sum[S::kSides][kTiles][4] = {};
     for (int k = supply.First(); k < share.end; k += kStreamWarps * S::kDepth) {
       WaitForCopies(p.stages - 1);
       __syncwarp();  // the other lanes' copies, too
-      MultiplyStage<T, kAlongK, S, kRowTiles>(SharedAddress(ring) + stage * kStageBytes,
-                                              rows + 2 * (k - begin), p.row_pitch, p.m, sum);
+      MultiplyStage<T, kAlongK, S>(SharedAddress(ring) + stage * kStageBytes,
+                                   rows + 2 * (k - begin), p.row_pitch, p.m, sum);
       __syncwarp();  // all lanes have read the stage
       supply.Start(stage);
       if (++stage == p.stages) stage = 0;
     }
     // A lane holds columns lane / 4 and 8 more, of rows 2 * (lane % 4) and the next.
 #pragma unroll
-    for (int i = 0; i < S::kSides * kTiles * kRowTiles * 4; ++i) {
-      const int side = i / (kTiles * kRowTiles * 4), c = i / (kRowTiles * 4) % kTiles;
-      const int r = i / 4 % kRowTiles, e = i % 4;
-      const int m = 8 * r + 2 * (lane % 4) + e % 2;
+    for (int i = 0; i < S::kSides * kTiles * 4; ++i) {
+      const int side = i / (kTiles * 4), c = i / 4 % kTiles, e = i % 4;
+      const int m = 2 * (lane % 4) + e % 2;
       const int n = side * S::kColumns + kStep * c + lane / 4 + e / 2 * 8;
-      if (m < p.m) by_warp[(warp * p.m + m) * S::kWidth + n] = sum[side][c][r][e];
+      if (m < p.m) by_warp[(warp * p.m + m) * S::kWidth + n] = sum[side][c][e];
     }
     __syncthreads();
     const auto sum_of = [&](const float* from, int count, int i) {
@@ -279,8 +238,8 @@ __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2
     int num_parts = kStreamWarps;
     if (p.splits > 1) {
       WaitForCluster();  // the first block has started
-      const uint32_t to = InFirstBlock(SharedAddress(by_block + place.rank * sums));
-      const uint32_t barrier = InFirstBlock(SharedAddress(&sum_barrier));
+      const uint32_t to = InBlock(0, SharedAddress(by_block + place.rank * sums));
+      const uint32_t barrier = InBlock(0, SharedAddress(&sum_barrier));
       for (int i = threadIdx.x; i < sums; i += kStreamThreads) {
         Send(to + 4 * i, sum_of(by_warp, kStreamWarps, i), barrier);
       }
@@ -304,21 +263,15 @@ __global__ void __launch_bounds__(kStreamThreads, !kAlongK && kPair && kTall ? 2
 #endif
 }
 
-template <typename T, bool kAlongK, bool kPair, bool kTall>
+template <typename T, bool kAlongK, bool kPair>
 const KernelInfo kTilesKernel = {
     kAlongK ? "stream_along_k" : "stream_along_n", sizeof(StreamParams), nullptr,
-    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair, kTall>)};
+    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair>)};
 
-template <typename T, bool kAlongK>
-const KernelInfo* KernelFor(bool pair, bool tall) {
-  if (pair) {
-    return tall ? &kTilesKernel<T, kAlongK, true, true> : &kTilesKernel<T, kAlongK, true, false>;
-  }
-  return tall ? &kTilesKernel<T, kAlongK, false, true> : &kTilesKernel<T, kAlongK, false, false>;
-}
 template <typename T>
-const KernelInfo* KernelFor(bool along_k, bool pair, bool tall) {
-  return along_k ? KernelFor<T, true>(pair, tall) : KernelFor<T, false>(pair, tall);
+const KernelInfo* KernelFor(bool along_k, bool pair) {
+  if (pair) return along_k ? &kTilesKernel<T, true, true> : &kTilesKernel<T, false, true>;
+  return along_k ? &kTilesKernel<T, true, false> : &kTilesKernel<T, false, false>;
 }
 
 // Counts the tiles of all matrices.
@@ -367,16 +320,17 @@ Plan PlanTiles(bool along_k, const StreamTuning& tuning, StreamParams* params) {
 }  // namespace
 
 bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuning) {
-  return PlanTiles(along_k, tuning, &params).shared_bytes <= kMaxStreamShared;
+  return params.m <= kMaxTileRows &&
+         PlanTiles(along_k, tuning, &params).shared_bytes <= kMaxStreamShared;
 }
 
 void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
                        Launches* launches) {
   const Plan plan = PlanTiles(along_k, tuning, &params);
-  const bool pair = params.activated != nullptr, tall = params.m > 8;
+  const bool pair = params.activated != nullptr;
   Launch launch;
-  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(along_k, pair, tall)
-                                        : KernelFor<StreamF16>(along_k, pair, tall);
+  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(along_k, pair)
+                                        : KernelFor<StreamF16>(along_k, pair);
   launch.grid[0] = static_cast<uint32_t>(plan.clusters * params.splits);
   launch.block[0] = kStreamThreads;
   launch.cluster = static_cast<uint32_t>(params.splits);

@@ -204,18 +204,18 @@ TEST_F(StreamGroupTest, WhatDoesNotFit) {
   odd.columns = {60};
   EXPECT_EQ(name_of(nothing, odd), "matmul");
   odd = GroupShape();
-  odd.m = 17;
+  odd.m = 65;
+  odd.columns = {72};
   EXPECT_EQ(name_of(nothing, odd), "matmul");
-  odd = GroupShape();
-  odd.m = 16;
+  odd.m = 64;
   odd.k = 40000;
-  EXPECT_EQ(name_of(nothing, odd), "matmul");
+  EXPECT_EQ(name_of(nothing, odd), "stream");
 }
 
 TEST_F(StreamGroupTest, NoLaunchAsksForMoreSharedMemoryThanThereIs) {
   constexpr uint32_t kMost = 227 * 1024, kStatic = 10 * 1024;
   Rng rng(7);
-  for (int64_t m = 1; m <= 16; ++m) {
+  for (int64_t m = 1; m <= 64; m += m < 16 ? 1 : 8) {
     for (int64_t k = 8; k < 20000; k += k < 600 ? 8 : 600) {
       for (const bool along_k : {true, false}) {
         GroupShape s;
@@ -236,10 +236,23 @@ TEST_F(StreamGroupTest, NoLaunchAsksForMoreSharedMemoryThanThereIs) {
 TEST_F(StreamGroupTest, ANormOfManyElementsIsAKernelOfItsOwn) {
   GroupShape s = Mlp();
   s.m = 8;
-  s.k = 2048;
+  s.k = 520;
   EXPECT_EQ(Covered(s), (Counts{1, 3}));
-  s.k = 1024;
+  s.k = 512;
   EXPECT_EQ(Covered(s), Counts{4});
+  s.m = 1;
+  s.k = 8200;
+  EXPECT_EQ(Covered(s), (Counts{1, 3}));
+  s.k = 8192;
+  EXPECT_EQ(Covered(s), Counts{4});
+}
+
+TEST_F(StreamGroupTest, ANormOfManyRowsIsAKernelOfItsOwn) {
+  GroupShape s = Mlp();
+  s.m = 8;
+  EXPECT_EQ(Covered(s), Counts{4});
+  s.m = 9;
+  EXPECT_EQ(Covered(s), (Counts{1, 3}));
 }
 
 }  // namespace

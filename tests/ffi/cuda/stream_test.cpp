@@ -1,5 +1,7 @@
 // Fused groups against the nodes one by one, and both against sums in f64; eager, captured and
 // replayed runs of each against each other, bit by bit.
+#include "ffi/kernels/cuda/stream.h"
+
 #include "ffi/kernels/cuda/strided_space.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/cuda/group_case.h"
@@ -75,12 +77,14 @@ class StreamTest : public CudaTest {
     return std::sqrt(error / size);
   }
 
-  // A product of what is in memory, in f64, against what the kernel made of it.
-  static double ProductError(const Node& product, const Buffers& buffers) {
+  // A product of what is in memory, in f64, against what the kernel made of it: of all columns, or
+  // of about 1000 elements in columns that lie far apart.
+  static double ProductError(const Node& product, const Buffers& buffers, bool all = true) {
     const TensorRef& a = product.srcs[0];
     const TensorRef& b = product.srcs[1];
     const TensorRef& out = product.outs[0];
-    const int64_t k = a.shape[3], n = out.shape[3];
+    const int64_t k = a.shape[3], n = out.shape[3],
+                  step = all ? 1 : std::max<int64_t>(out.shape[2] * n / 1000, 1);
     double error = 0, size = 0;
     std::vector<double> row(k), sums(n);
     for (int64_t m = 0; m < out.shape[2]; ++m) {
@@ -95,15 +99,15 @@ class StreamTest : public CudaTest {
         sums[j] += row[i] * Read(buffers, b, index).f;
       };
       if (along_k) {
-        for (int64_t j = 0; j < n; ++j) {
+        for (int64_t j = 0; j < n; j += step) {
           for (int64_t i = 0; i < k; ++i) add(i, j);
         }
       } else {
         for (int64_t i = 0; i < k; ++i) {
-          for (int64_t j = 0; j < n; ++j) add(i, j);
+          for (int64_t j = 0; j < n; j += step) add(i, j);
         }
       }
-      for (int64_t j = 0; j < n; ++j) {
+      for (int64_t j = 0; j < n; j += step) {
         const int64_t index[] = {0, 0, m, j};
         const double got = Read(buffers, out, index).f;
         error += (got - sums[j]) * (got - sums[j]);
@@ -119,7 +123,7 @@ class StreamTest : public CudaTest {
                  (s.along_k ? " along k " : " along n ") + NameOf(s.dtype) + " to " +
                  NameOf(s.out) + (s.norm ? " norm" : "") + (s.activation ? " activation" : ""));
     const GroupCase c = MakeGroup(rng, s);
-    const bool norm_fits = s.norm && s.m * s.k <= 8 * 1024;
+    const bool norm_fits = s.norm && s.m <= 8 && NormFits(s.m, s.k);
     Buffers fused, single;
     ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, s.norm && !norm_fits ? 2 : 1, &fused));
     ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, false, c.nodes.size(), &single));
@@ -134,13 +138,15 @@ class StreamTest : public CudaTest {
       for (const TensorRef& t : c.outs()) {
         EXPECT_LE(Distance(t, fused, host), unit) << "against the host";
       }
-      for (const Node& node : c.nodes) {
-        if (node.op != Op::kMatmul) continue;
-        const double rounding = s.out == DType::kF32    ? 2e-6
-                                : s.out == DType::kBF16 ? 0.5 / 256
-                                                        : 0.5 / 2048;
-        EXPECT_LE(ProductError(node, fused), rounding) << "against f64";
-      }
+    }
+    for (const Node& node : c.nodes) {
+      if (node.op != Op::kMatmul) continue;
+      // Rounding alone is a third of the unit on average, and half of it at most.
+      const double share = with_host ? 0.5 : 0.6;
+      const double rounding = s.out == DType::kF32    ? 2e-6
+                              : s.out == DType::kBF16 ? share / 256
+                                                      : share / 2048;
+      EXPECT_LE(ProductError(node, fused, with_host), rounding) << "against f64";
     }
   }
 
@@ -173,7 +179,7 @@ class StreamTest : public CudaTest {
 TEST_F(StreamTest, LayersOf15m) {
   Rng rng(1);
   for (const bool along_k : {true, false}) {
-    for (const int64_t m : {1, 2, 3, 8, 13}) {
+    for (const int64_t m : {1, 2, 3, 8, 13, 29, 64}) {
       ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 288, 288, 288, 768, m, along_k, true));
     }
   }
@@ -182,7 +188,7 @@ TEST_F(StreamTest, LayersOf15m) {
 TEST_F(StreamTest, LayersOf135m) {
   Rng rng(2);
   for (const bool along_k : {true, false}) {
-    for (const int64_t m : {1, 4, 16}) {
+    for (const int64_t m : {1, 4, 16, 32}) {
       ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 576, 576, 192, 1536, m, along_k, true));
     }
   }
@@ -191,7 +197,7 @@ TEST_F(StreamTest, LayersOf135m) {
 TEST_F(StreamTest, LayersOf1b) {
   Rng rng(3);
   for (const bool along_k : {true, false}) {
-    for (const int64_t m : {1, 4, 8}) {
+    for (const int64_t m : {1, 4, 8, 17, 64}) {
       ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 2048, 2048, 512, 8192, m, along_k, m == 1));
     }
   }
@@ -200,7 +206,9 @@ TEST_F(StreamTest, LayersOf1b) {
 TEST_F(StreamTest, LayersOf8b) {
   Rng rng(4);
   for (const bool along_k : {true, false}) {
-    ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 4096, 4096, 1024, 14336, 1, along_k, false));
+    for (const int64_t m : {1, 16, 40}) {
+      ASSERT_NO_FATAL_FAILURE(CheckLayer(rng, 4096, 4096, 1024, 14336, m, along_k, false));
+    }
   }
 }
 
@@ -222,11 +230,11 @@ TEST_F(StreamTest, HeadsAreFloats) {
 
 TEST_F(StreamTest, SizesThatDivideByNothing) {
   Rng rng(6);
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 80; ++i) {
     GroupShape s;
     s.along_k = Chance(rng, 0.5);
     s.dtype = s.out = Chance(rng, 0.5) ? DType::kBF16 : DType::kF16;
-    s.m = Pick(rng, std::vector<int64_t>{1, 1, 2, 5, 7, 8, 9, 11, 16});
+    s.m = Pick(rng, std::vector<int64_t>{1, 1, 2, 5, 7, 8, 9, 11, 16, 17, 31, 33, 64});
     s.k = 8 * UniformInt(rng, 1, Chance(rng, 0.3) ? 380 : 60);
     s.norm = Chance(rng, 0.5);
     s.residual = Chance(rng, 0.5);
@@ -256,16 +264,16 @@ TEST_F(StreamTest, SizesThatDivideByNothing) {
 TEST_F(StreamTest, RowsThatFillSharedMemory) {
   Rng rng(9);
   GroupShape s;
-  s.m = 16;
+  s.m = 8;
   s.columns = {40};
-  for (const int64_t k : {3096, 3104, 4096, 4104, 5000}) {
+  for (const int64_t k : {3096, 6184, 8192, 8200, 10008, 20000}) {
     for (const bool along_k : {true, false}) {
       s.k = k;
       s.along_k = along_k;
       ASSERT_NO_FATAL_FAILURE(Check(rng, s));
     }
   }
-  s.k = 3096;
+  s.k = 6184;
   s.columns = {40, 40};
   s.activation = true;
   ASSERT_NO_FATAL_FAILURE(Check(rng, s));
@@ -306,22 +314,25 @@ TEST_F(StreamTest, FewerColumnsThanRows) {
 TEST_F(StreamTest, AChainOfDependentLaunches) {
   Rng rng(7);
   for (const bool along_k : {true, false}) {
-    GroupShape s;
-    s.k = 256;
-    s.columns = {256};
-    s.along_k = along_k;
-    GroupCase c = MakeGroup(rng, s);
-    for (int i = 0; i < 40; ++i) {
-      Node next = c.nodes[0];
-      next.srcs[0] = c.nodes.back().outs[0];
-      TensorRef out = AddDense(&c, s.dtype, {1, 1, 1, 256});
-      next.outs = {out};
-      c.nodes.push_back(next);
-    }
-    Buffers got;
-    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, c.nodes.size(), &got));
-    for (const Node& node : c.nodes) {
-      EXPECT_LE(ProductError(node, got), 0.5 / 256);
+    for (const int64_t m : {1, 6, 24, 64}) {
+      GroupShape s;
+      s.m = m;
+      s.k = m == 1 ? 256 : 1536;
+      s.columns = {s.k};
+      s.along_k = along_k;
+      GroupCase c = MakeGroup(rng, s);
+      for (int i = 0; i < 40; ++i) {
+        Node next = c.nodes[0];
+        next.srcs[0] = c.nodes.back().outs[0];
+        TensorRef out = AddDense(&c, s.dtype, {1, 1, m, s.k});
+        next.outs = {out};
+        c.nodes.push_back(next);
+      }
+      Buffers got;
+      ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, c.nodes.size(), &got));
+      for (const Node& node : c.nodes) {
+        EXPECT_LE(ProductError(node, got, m == 1), 0.6 / 256) << m << " rows";
+      }
     }
   }
 }
