@@ -20,9 +20,9 @@ void DescribeProgram(const Program& program, const Placement& placement,
   for (size_t b = 1; b < program.bases.size(); ++b) {
     const Base& base = program.bases[b];
     const BaseFacts& facts = placement.facts(b);
+    const Placement::Motion motion = placement.MotionOf(b);
     description->bases.push_back({base.label, base.kind, base.nbytes, placement.place(b),
-                                  facts.nodes, facts.moves, std::max(facts.calls, facts.moves),
-                                  placement.Why(b)});
+                                  facts.nodes, motion.moves, motion.calls, placement.Why(b)});
   }
 }
 

@@ -120,7 +120,6 @@ void Placement::SetPlace(State* state, Place place) {
 
 bool Placement::NoteMoved(size_t base, bool recorded) {
   State& state = bases_[base];
-  if (!state.may_wander) return false;
   // What it did before a rest says little of what it does now.
   if (state.facts.moves == 0 || calls_ - state.last_move > kMemoryCalls) {
     state.facts.moves = 0;
@@ -130,7 +129,7 @@ bool Placement::NoteMoved(size_t base, bool recorded) {
   state.facts.calls = static_cast<uint32_t>(calls_ - state.first_call);
   state.facts.recorded = recorded;
   state.last_move = calls_;
-  if (state.place == Place::kSlot) return false;  // Settle takes it out
+  if (!state.may_wander || state.place == Place::kSlot) return false;  // Settle takes it out
   const Place place = ChoosePlace(state.facts);
   if (place == state.place) return false;
   SetPlace(&state, place);
@@ -179,14 +178,26 @@ void Placement::Resolve(const std::vector<char*>& addresses, char* arena,
   for (size_t b = 0; b < bases_.size(); ++b) (*resolved)[b] = ResolveOne(b, addresses, arena);
 }
 
+Placement::Motion Placement::MotionOf(size_t base) const {
+  const State& state = bases_[base];
+  const uint32_t moves = state.facts.moves;
+  if (moves == 0) return {};
+  const uint64_t rest = calls_ - state.last_move;
+  if (rest > kMemoryCalls) return {0, 0, rest};
+  return {moves, std::max(static_cast<uint32_t>(calls_ - state.first_call), moves), 0};
+}
+
 std::string Placement::Why(size_t base) const {
   const State& state = bases_[base];
   const BaseFacts& facts = state.facts;
   if (state.place == Place::kArena || state.place == Place::kNowhere) return {};
-  const std::string moved = facts.moves == 0
-                                ? "has not moved"
-                                : "moved in " + std::to_string(facts.moves) + " of " +
-                                      std::to_string(std::max(facts.calls, facts.moves)) + " calls";
+  const Motion motion = MotionOf(base);
+  std::string moved = "has not moved";
+  if (motion.rest > 0) moved += " for " + std::to_string(motion.rest) + " calls";
+  if (motion.moves > 0) {
+    moved = "moved in " + std::to_string(motion.moves) + " of " + std::to_string(motion.calls) +
+            " calls";
+  }
   std::string text =
       std::to_string(facts.nodes) + (facts.nodes == 1 ? " node, " : " nodes, ") + moved;
   if (state.place == Place::kInPlace && !state.may_wander) {

@@ -85,6 +85,13 @@ class Placement {
   char* ResolveOne(size_t base, const std::vector<char*>& addresses, char* arena) const;
 
   const BaseFacts& facts(size_t base) const { return bases_[base].facts; }
+  // For people: how often the base moved of late, up to the present call.
+  struct Motion {
+    uint32_t moves = 0;
+    uint32_t calls = 0;  // in which it had the opportunity
+    uint64_t rest = 0;   // calls since the last move, where that is too long ago to count
+  };
+  Motion MotionOf(size_t base) const;
   // For people: why the base has its place (may be empty), and the choice with it.
   std::string Why(size_t base) const;
   std::string Explain(const Base& base, size_t index) const;

@@ -163,6 +163,29 @@ TEST(Executor, PositionThatWandersGoesThroughASlot) {
   EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel), 17u);  // the eager call alone
 }
 
+// The same for a result that many nodes touch.
+TEST(Executor, ResultThatWandersGoesThroughASlot) {
+  Machine m;
+  StepBuffers b;
+  Program program = StepProgram();
+  const TensorRef y = Dense(DType::kF32, 6, 0, {kWidth});
+  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
+  for (int i = 0; i < kManyReaders; ++i) program.nodes.push_back(Axpy(unread, y, 1, y));
+  program.options.warmup_calls = 3;
+  const auto sealed = Seal(program);
+  for (int i = 0; i < 20; ++i) {
+    b.MoveY();
+    b.Check(m.executor.get(), sealed, i);
+  }
+  const Counters c = m.Stats();
+  EXPECT_TRUE(Logged(*m.executor, "placement", "result[1]: slot"));
+  EXPECT_EQ(c.eager, 2u);
+  EXPECT_EQ(c.captures, 1u);
+  EXPECT_EQ(c.replays, 17u);
+  EXPECT_EQ(c.patches, 17u);  // of the copy out of the slot
+  EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel), 2u * (5 + kManyReaders) + 1);
+}
+
 // As inside a scan: nothing is copied, nothing patched.
 TEST(Executor, PositionThatStaysPutCostsNothing) {
   Machine m;
@@ -202,6 +225,38 @@ TEST(Executor, PositionThatWandersOnlyAfterTheCaptureIsCopiedBesideTheGraph) {
     EXPECT_EQ(c.replays, 22u);
     // Three moves, then the slot, then acc's two nodes alone.
     EXPECT_EQ(c.patches, 4u * (2 + kManyReaders) + 9 * 2);
+  }
+}
+
+// Into slots and out of them: in replays, where a chunk fails, and where all runs eagerly since.
+TEST(Executor, WhatIsCopiedBesideTheGraphIsCopiedInEveryKindOfRun) {
+  Program program = StepProgram(0.5f, kManyReaders);
+  const TensorRef y = Dense(DType::kF32, 6, 0, {kWidth});
+  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
+  for (int i = 0; i < kManyReaders; ++i) program.nodes.push_back(Axpy(unread, y, 1, y));
+  program.options.max_failures = 1;
+  program.options.chunk_size = 4;
+  const auto sealed = Seal(program);
+  for (uint64_t failing = 0; failing < 8; ++failing) {
+    Machine m;
+    StepBuffers b;
+    const auto move_and_check = [&](int times) {
+      for (int i = 0; i < times; ++i) {
+        b.MoveX();
+        b.MoveY();
+        b.Check(m.executor.get(), sealed, i);
+      }
+    };
+    for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), sealed, i);
+    move_and_check(8);
+    EXPECT_TRUE(Logged(*m.executor, "placement", "x: slot"));
+    EXPECT_TRUE(Logged(*m.executor, "placement", "result[1]: slot"));
+    ASSERT_EQ(m.Stats().eager, 1u);
+    m.device.Fail(DeviceCall::kLaunchGraph, failing);
+    move_and_check(1);
+    ASSERT_EQ(m.Stats().failures, failing < m.Stats().instantiations ? 1u : 0u);
+    move_and_check(4);
+    if (HasFatalFailure()) return;
   }
 }
 
@@ -388,6 +443,28 @@ TEST(Executor, UpdateThatIsTaken) {
   EXPECT_EQ(c.captures, 3u);
   EXPECT_EQ(c.replays, 1u);
   EXPECT_TRUE(Logged(*m.executor, "update", "re-captured"));
+}
+
+// The executable answers to the nodes that it was made from, whatever it was updated with since.
+TEST(Executor, APatchAfterAnUpdateReachesTheExecutable) {
+  Machine m(ByAlignment::kGrid);
+  StepBuffers b;
+  Program program = StepProgram();
+  program.bases[6].nbytes = kBigBytes;
+  const auto sealed = Seal(program);
+  std::vector<float> memory(kBigBytes / sizeof(float) + 64);
+  float* aligned = memory.data();
+  while (reinterpret_cast<uintptr_t>(aligned) % 64 != 0) ++aligned;
+  for (int at : {0, 0, 0, 1, 2, 3, 4, 4}) {
+    std::fill(memory.begin(), memory.end(), 0);
+    char* y = reinterpret_cast<char*>(aligned + at);
+    ASSERT_TRUE(m.executor->Execute(sealed, b.Operands(), {b.Results()[0], y}, nullptr).ok());
+    EXPECT_NE(aligned[at], 0);
+    for (int before = 0; before < at; ++before) EXPECT_EQ(aligned[before], 0) << at;
+  }
+  EXPECT_EQ(m.Stats().exec_updates, 1u);
+  EXPECT_EQ(m.Stats().patches, 3u);
+  EXPECT_EQ(m.Stats().failures, 0u);
 }
 
 TEST(Executor, UpdateThatIsRefusedInstantiatesAnew) {

@@ -153,6 +153,94 @@ TEST(LaunchPlan, EveryNodeIsCoveredOnceForEveryChunkSize) {
   }
 }
 
+// What a kernel that starts early may read: operands that no node writes, under whatever name.
+TEST(LaunchPlan, SourcesThatNobodyWritesAreMarked) {
+  class Looking final : public Emitter {
+   public:
+    Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool, std::vector<Launch>*,
+                size_t* covered) const override {
+      *covered = 1;
+      seen.push_back(nodes[first].constant_srcs);
+      return Status::Ok();
+    }
+    Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
+      return Status::Ok();
+    }
+    bool Capturable(const Node&) const override { return true; }
+    mutable std::vector<uint32_t> seen;
+  };
+  Program p;
+  p.arena_bytes = kSlice;
+  p.bases = {
+      MakeBase(BaseKind::kArena, 0, 0, "arena"),     MakeBase(BaseKind::kOperand, 0, 4, "w"),
+      MakeBase(BaseKind::kOperand, 1, 4, "written"), MakeBase(BaseKind::kOperand, 2, 4, "cache"),
+      MakeBase(BaseKind::kResult, 0, 4, "new"),      MakeBase(BaseKind::kResult, 1, 4, "y")};
+  p.bases[2].written = true;
+  p.bases[4].alias = 2;
+  std::vector<TensorRef> one_of_each;
+  for (uint32_t base = 0; base < 6; ++base) {
+    one_of_each.push_back(Dense(DType::kF32, base, 0, {1}));
+  }
+  p.nodes = {MakeNode(Op::kExpr, {one_of_each[5]}, one_of_each)};
+  const Placement placement(p, /*slots=*/false);
+  const std::vector<char*> addresses(6);
+  const Looking emitter;
+  LaunchPlan plan;
+  ASSERT_TRUE(Planner(emitter, p, placement).Make({addresses, addresses}, &plan).ok());
+  EXPECT_EQ(emitter.seen, std::vector<uint32_t>{1u << 1});  // w alone
+}
+
+// Covers a node, a view behind it and the node behind that, if the latter's output is aligned.
+class OverViewEmitter final : public Emitter {
+ public:
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+              std::vector<Launch>* launches, size_t* covered) const override {
+    *covered = 1;
+    if (nodes[first].node->op == Op::kView) return Status::Ok();
+    if (fusion && first + 2 < nodes.size() && nodes[first + 1].node->op == Op::kView &&
+        reinterpret_cast<uintptr_t>(nodes[first + 2].outs[0]) % 64 == 0) {
+      *covered = 3;
+    }
+    launches->emplace_back().kernel = &kNothing;
+    launches->back().first_node = static_cast<uint32_t>(first);
+    launches->back().node_count = static_cast<uint32_t>(*covered);
+    return Status::Ok();
+  }
+  Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
+    return Status::Ok();
+  }
+  bool Capturable(const Node&) const override { return true; }
+};
+
+// What a moved base changes may be the group in front of the nodes that touch it, behind views.
+TEST(LaunchPlan, AGroupThatCouldCoverMoreNowIsSeenOverViews) {
+  const OverViewEmitter emitter;
+  Program p;
+  p.arena_bytes = kSlice;
+  p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"), MakeBase(BaseKind::kOperand, 0, 4, "token"),
+             MakeBase(BaseKind::kResult, 0, 4, "result")};
+  const TensorRef inside = Dense(DType::kF32, 0, 0, {1});
+  const TensorRef result = Dense(DType::kF32, 2, 0, {1});
+  p.nodes = {MakeNode(Op::kExpr, {inside}, {inside}), MakeNode(Op::kView, {inside}, {inside}),
+             MakeNode(Op::kExpr, {result}, {inside})};
+  const Placement placement(p, /*slots=*/false);
+  alignas(64) char memory[256];
+  std::vector<char*> addresses = {memory, memory + 64, memory + 132};
+  LaunchPlan plan;
+  const Planner planner(emitter, p, placement);
+  ASSERT_TRUE(planner.Make({addresses, addresses}, &plan).ok());
+  ASSERT_EQ(plan.chunks[0].launches.size(), 2u);
+  std::vector<LaunchChange> changes;
+  bool same = false;
+  addresses[2] = memory + 136;
+  ASSERT_TRUE(planner.Remake({addresses, addresses}, {2}, &plan.index, &changes, &same).ok());
+  EXPECT_TRUE(same);
+  EXPECT_EQ(changes.size(), 2u);
+  addresses[2] = memory + 128;
+  ASSERT_TRUE(planner.Remake({addresses, addresses}, {2}, &plan.index, &changes, &same).ok());
+  EXPECT_FALSE(same);
+}
+
 TEST(LaunchPlan, EmissionThatBreaksItsPromiseIsRefused) {
   std::mt19937 random(4);
   const RunEmitter emitter;

@@ -450,5 +450,21 @@ TEST(Limits, FailuresOutliveTheVariant) {
   EXPECT_EQ(m.Stats().replays, 1u);
 }
 
+// Also where nothing else is under its key, so that the key's entry could go.
+TEST(Limits, FailuresOutliveTheKeysLastVariant) {
+  TimedMachine m;
+  StepBuffers b;
+  const auto failing = Seal(WithKey(2, 1));
+  const auto other = Seal(WithKey(3, 2));
+  m.device.Fail(DeviceCall::kInstantiate, 0, 2);
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), failing, i, 2);
+  m.now += 20;
+  b.Check(m.executor.get(), other, 1, 3);
+  EXPECT_EQ(m.Stats().evictions_idle, 1u);
+  for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), failing, i, 2);
+  EXPECT_EQ(m.Stats().captures, 0u);
+  EXPECT_EQ(m.Stats().eager_failures, 5u);
+}
+
 }  // namespace
 }  // namespace jaxgraph

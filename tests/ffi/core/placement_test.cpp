@@ -162,6 +162,15 @@ TEST(Placement, ExplainsItself) {
   Move(&placement, 1, 3);
   EXPECT_EQ(placement.Explain(program.bases[1], 1),
             "x: slot, 32 bytes (10 nodes, moved in 3 of 3 calls; copied)");
+  for (int i = 0; i < 4; ++i) placement.BeginCall();
+  EXPECT_EQ(placement.Explain(program.bases[1], 1),
+            "x: slot, 32 bytes (10 nodes, moved in 3 of 6 calls; copied)");
+  for (int i = 0; i < 96; ++i) placement.BeginCall();
+  EXPECT_EQ(placement.Explain(program.bases[1], 1),
+            "x: slot, 32 bytes (10 nodes, has not moved for 100 calls; copied)");
+  Move(&placement, 3, 4);  // always in place, but that it moves is told
+  EXPECT_EQ(placement.Explain(program.bases[3], 3),
+            "big: in place, 1048580 bytes (1 node, moved in 4 of 67 calls; too large to follow)");
 }
 
 }  // namespace
