@@ -158,9 +158,10 @@ def measure(platform):
     row("uid hit, 2 operands, 10,000 nodes", bench.steady(Chain(10_000), 200), 1, "call")
     row("uid hit, 300 operands more", many - few, 300, "base")
     for chunks, name in ((1, "1 chunk"), (20, "20 chunks")):
-        observing = testing.time_observing(Chain(1).bytes, chunks, 200_000)
+        program = Chain(1).bytes
+        observing = min(testing.time_observing(program, chunks, 5_000) for _ in range(50))
         row(f"of a uid hit: being observed, {name}", observing, 1, "call")
-    counted = min(timeit.repeat(Tally().add_call, number=100_000)) / 100_000 * 1e9
+    counted = min(timeit.repeat(Tally().add_call, number=5_000, repeat=50)) / 5_000 * 1e9
     row("counting a call in Python", counted, 1, "call")
     for nodes in (100, 1000, 10_000):
         row(f"full compare, {nodes:,} nodes", compare(nodes, 200_000 // nodes), nodes, "node")

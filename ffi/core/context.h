@@ -38,6 +38,7 @@ class Context {
   std::mutex mutex;         // held while one call is enqueued; guards all below
   Stream stream = nullptr;  // that calls are enqueued on; null in a pool, and before the first call
   Arena arena;
+  Statistics statistics;  // may be read without the lock
   Ledger ledger;
   Stream capture_stream = nullptr;  // made at the first capture
   SideStreams side_streams;         // for branches, in captures and beside `stream`

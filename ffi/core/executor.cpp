@@ -56,7 +56,7 @@ Status Executor::Impl::RunCall(Context& context, const Call& call) {
   if (asked.code() == Code::kContextPoisoned) return asked;
   if (!asked.ok()) {
     // Kernels launched one by one are right whether the stream is capturing or not.
-    statistics.Of(program.function_id)->AddFailure(Counter::kFailuresQuery, asked);
+    context.statistics.Of(program.function_id)->AddFailure(Counter::kFailuresQuery, asked);
     return RunOutside(context, call, "the state of the stream is unknown");
   }
   if (nested) return RunOutside(context, call, "the stream is being captured by somebody else");
@@ -132,7 +132,7 @@ Status Executor::Impl::RunGates(Context& context, const Call& call, Variant** fo
 // Runs without identity, arena slots or recording: what is launched here is not ours to keep.
 Status Executor::Impl::RunOutside(Context& context, const Call& call, const char* why) {
   const Program& program = *call.program;
-  FunctionStats* stats = statistics.Of(program.function_id);
+  FunctionStats* stats = context.statistics.Of(program.function_id);
   const double start = clock();
   JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, program.arena_bytes, stats));
   std::vector<char*> addresses = context.addresses;
@@ -198,8 +198,8 @@ void Executor::ResetStats(uint64_t function_id) {
   for (Context* context : impl_->contexts.All()) {
     std::lock_guard lock(context->mutex);
     context->executions.Clear(function_id);
+    context->statistics.Zero(function_id);
   }
-  impl_->statistics.Zero(function_id);
   impl_->events.Clear(function_id);
 }
 
@@ -213,7 +213,7 @@ std::vector<ArenaExtent> Executor::Arenas() const {
 }
 
 Counters Executor::Stats(uint64_t function_id) const {
-  Counters counters = impl_->statistics.Sum(function_id);
+  Counters counters = impl_->SumOf(function_id);
   counters.exec_bytes = impl_->MemoryOf(counters.live_exec_nodes);
   return counters;
 }

@@ -148,7 +148,7 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
 Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& call,
                                   Identity* identity) {
   const Program& program = *call.program;
-  FunctionStats* stats = statistics.Of(program.function_id);
+  FunctionStats* stats = context.statistics.Of(program.function_id);
   auto variant = std::make_unique<Variant>(call.program, stats);
   JAXGRAPH_RETURN_IF_ERROR(CheckAddresses(program, variant->placement, context.addresses));
   JAXGRAPH_RETURN_IF_ERROR(ReserveArena(context, variant->placement.arena_bytes(), stats));

@@ -101,6 +101,13 @@ struct Executor::Impl {
   Status AddVariant(Context& context, Entry& entry, const Call& call, Identity* identity);
   void NoteMoved(Variant* variant, size_t base);
 
+  // Counters over all contexts; `function_id` 0: of all functions.
+  Counters SumOf(uint64_t function_id) const {
+    Counters sum;
+    for (const Context* context : contexts.All()) sum.Add(context->statistics.Sum(function_id));
+    return sum;
+  }
+
   bool Warm(const Identity& identity);
   bool WaitsForRoom(const Program& program, std::string* why);
   Status RunEager(Context& context, const Call& call, Variant* variant, Counter reason,
@@ -162,7 +169,6 @@ struct Executor::Impl {
   GraphDevice* const device;
   const Emitter* const emitter;
   const std::function<double()> clock;
-  Statistics statistics;
   EventRing events;
   ContextPool contexts;
   DeviceTimeline timeline;

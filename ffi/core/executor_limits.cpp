@@ -48,7 +48,7 @@ bool Executor::Impl::Calibrate(const Recording& recording) {
 bool Executor::Impl::WaitsForRoom(const Program& program, std::string* why) {
   const ExecOptions& options = program.options;
   const auto is_there = [&](const Room& room) {
-    const Counters all = statistics.Sum(0);
+    const Counters all = SumOf(0);
     const uint64_t executables = all.live_execs + room.executables;
     const uint64_t bytes = MemoryOf(all.live_exec_nodes + room.nodes);
     return (options.max_executables == 0 || executables <= options.max_executables) &&

@@ -192,7 +192,8 @@ Status Executor::Impl::LaunchBranches(Context& context, const std::vector<Launch
       launches, /*must_fork=*/false,
       [&](const Launch& launch, Stream stream) { return device->LaunchKernel(launch, stream); }));
   if (branches.fork_failures() > 0) {
-    statistics.Of(call.program->function_id)->Add(Counter::kFailuresFork, branches.fork_failures());
+    FunctionStats* stats = context.statistics.Of(call.program->function_id);
+    stats->Add(Counter::kFailuresFork, branches.fork_failures());
     Log(*call.program, "failure",
         branches.last_fork_failure().message() + "; branches ran one after the other");
   }

@@ -35,9 +35,8 @@ void Counters::Add(const Counters& other) {
 }
 
 void FunctionStats::RaiseArena(uint64_t bytes) {
-  uint64_t present = arena_bytes_.load(std::memory_order_relaxed);
-  while (present < bytes &&
-         !arena_bytes_.compare_exchange_weak(present, bytes, std::memory_order_relaxed)) {
+  if (bytes > arena_bytes_.load(std::memory_order_relaxed)) {
+    arena_bytes_.store(bytes, std::memory_order_relaxed);
   }
 }
 

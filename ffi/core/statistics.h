@@ -1,4 +1,4 @@
-// Statistics: the counters of each wrapped function on one device.
+// Statistics: the counters of each wrapped function in one context.
 #pragma once
 
 #include <array>
@@ -14,25 +14,32 @@
 
 namespace jaxgraph {
 
-// Lives as long as the executor, so that variants may point at it. Written and read by any thread.
+// Lives as long as its context, so that variants may point at it. Read by any thread, but written
+// only by whoever holds the context's lock: so nothing has to be added to atomically, which every
+// replay would pay for several times.
 class FunctionStats {
  public:
   void Add(Counter counter, uint64_t n = 1) {
-    counters_[static_cast<size_t>(counter)].fetch_add(n, std::memory_order_relaxed);
+    Increase(&counters_[static_cast<size_t>(counter)], n);
   }
   // Counts a device call that failed, if it is one to be survived.
   void AddFailure(Counter counter, const Status& status) {
     if (status.code() != Code::kContextPoisoned) Add(counter);
   }
   void AddLive(int64_t execs, int64_t nodes) {
-    live_execs_.fetch_add(execs, std::memory_order_relaxed);
-    live_nodes_.fetch_add(nodes, std::memory_order_relaxed);
+    Increase(&live_execs_, execs);
+    Increase(&live_nodes_, nodes);
   }
   void RaiseArena(uint64_t bytes);
   void Zero();  // not the gauges, which say what is there
   void AddTo(Counters* sum) const;
 
  private:
+  template <typename T>
+  static void Increase(std::atomic<T>* number, T by) {
+    number->store(number->load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+  }
+
   std::array<std::atomic<uint64_t>, kNumCounters> counters_{};
   std::atomic<int64_t> live_execs_{0};
   std::atomic<int64_t> live_nodes_{0};
@@ -57,6 +64,7 @@ class PhaseTimer {
   const double begin_ = Trace::Now();
 };
 
+// What is said of FunctionStats holds for Zero, too.
 class Statistics {
  public:
   FunctionStats* Of(uint64_t function_id);
