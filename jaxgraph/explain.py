@@ -405,6 +405,10 @@ def bytes_read(program: Mapping[str, Any]) -> int:
         if node["op"] == "gather":  # the rows that it takes, of which it has as many as results
             total += _nbytes(node["outs"][0]) * _is_operand(program, sources[0])
             del sources[0]
+        if node["op"] == "matmul" and len(sources) == 3:  # a matrix of the table for each product
+            taken = math.prod(node["outs"][0]["shape"][:2]) / sources[1]["shape"][0]
+            total += int(_nbytes(sources[1]) * taken) * _is_operand(program, sources[1])
+            del sources[1]
         for source in sources:
             view = (source["base"], source["offset"], _moving(source))
             if _is_operand(program, source) and view not in seen:

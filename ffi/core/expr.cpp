@@ -20,7 +20,7 @@ bool IsUnary(ExprOp op) { return Between(op, ExprOp::kNeg, ExprOp::kClz); }
 bool IsBinary(ExprOp op) { return Between(op, ExprOp::kAdd, ExprOp::kGe); }
 bool IsCompare(ExprOp op) { return Between(op, ExprOp::kEq, ExprOp::kGe); }
 bool IsTernary(ExprOp op) { return Between(op, ExprOp::kSelect, ExprOp::kClamp); }
-bool IsReduce(ExprOp op) { return Between(op, ExprOp::kReduceSum, ExprOp::kReduceArgmin); }
+bool IsReduce(ExprOp op) { return Between(op, ExprOp::kReduceSum, ExprOp::kReduceXor); }
 bool IsArgReduce(ExprOp op) { return Between(op, ExprOp::kReduceArgmax, ExprOp::kReduceArgmin); }
 bool IsKnown(ExprOp op) {
   return Between(op, ExprOp::kLoad, ExprOp::kBitcast) || IsUnary(op) || IsBinary(op) ||
@@ -34,7 +34,7 @@ bool NeedsFloat(ExprOp op) {
 bool NeedsInteger(ExprOp op) {  // or bool
   return op == ExprOp::kNot || op == ExprOp::kPopcnt || op == ExprOp::kClz ||
          Between(op, ExprOp::kAnd, ExprOp::kShrArithmetic) ||
-         Between(op, ExprOp::kReduceAnd, ExprOp::kReduceOr);
+         Between(op, ExprOp::kReduceAnd, ExprOp::kReduceOr) || op == ExprOp::kReduceXor;
 }
 
 // How a register holds a value. Reading it as another class would read other bits.

@@ -120,6 +120,7 @@ enum class ExprOp : uint8_t {
   kReduceOr,
   kReduceArgmax,
   kReduceArgmin,  // aux = index dtype; the first NaN wins, else the first extremum
+  kReduceXor,
 };
 
 struct ExprInstr {

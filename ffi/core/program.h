@@ -21,7 +21,10 @@ enum class Op : uint8_t {
   kExpr = 1,       // fused elementwise over strided views; params: ExprProgram (expr.h)
   kRow = 2,        // EXPR plus reductions over the last axis; params: ExprProgram (expr.h)
   kMatmul = 3,     // outs [b0,b1,M,N] = srcs [b0,b1,M,K] x [b0,b1,K,N]; no params. f32 accumulation
-                   // for f16/bf16/f32, f64 for f64; one rounding to the output's dtype
+                   // for f16/bf16/f32, f64 for f64; one rounding to the output's dtype.
+                   // With a third source of integers, index [b0,b1], the second is a table of
+                   // matrices [E,1,K,N] (experts), E >= 1: batch (i, j) multiplies by
+                   // table[clamp(index[i, j], 0, E - 1), 0]
   kGather = 4,     // params: IndexParams; see there
   kSetRows = 5,    // params: IndexParams; see there
   kCopy = 6,       // outs [y] = srcs [x]; same shape and dtype, any strides
@@ -91,7 +94,8 @@ enum class SortOrder : uint8_t {
   kDescending = 1,  // as lax.top_k: NaN, inf, .., 0, -0, .., -inf, -NaN
 };
 
-constexpr int64_t kSortMaxLength = 4096;  // of a piece
+constexpr int64_t kSortMaxLength = 4096;  // of a piece that is not merged
+constexpr int kSortMaxMerged = 8;
 constexpr uint8_t kSortPositions = 0xff;
 
 // Params of SORT, in this layout (little endian, 16 bytes). Rows are cut into pieces, and the first
@@ -99,11 +103,15 @@ constexpr uint8_t kSortPositions = 0xff;
 //   srcs [keys: r, n], any others [r, n]; outs [r, chunks * k] each.
 // Piece c of a row holds elements c * n / chunks (rounded down) up to where piece c + 1 begins, at
 // least k and at most kSortMaxLength. out[i] holds elements of srcs[source[i]], in its dtype, or,
-// for kSortPositions, their positions in the row (S32).
+// for kSortPositions, their positions in the row (S32). Outputs of n elements hold whole pieces,
+// whose lengths may differ by one, each where it was.
 struct SortParams {
   uint32_t chunks = 1;
   SortOrder order = SortOrder::kAscending;
-  uint8_t reserved[3] = {};
+  // If not 0, from 2 to kSortMaxMerged: the keys of each of merged * chunks pieces are in order
+  // already, and `merged` of them next to each other are made one, of any length.
+  uint8_t merged = 0;
+  uint8_t reserved[2] = {};
   uint8_t source[8] = {};
 };
 static_assert(sizeof(SortParams) == 16);

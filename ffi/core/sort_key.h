@@ -41,4 +41,9 @@ JAXGRAPH_SORT_KEY int64_t SortPieceBegin(int64_t c, int64_t n, int64_t chunks) {
   return c * n / chunks;
 }
 
+// The piece that element `i` of a row is in: the inverse.
+JAXGRAPH_SORT_KEY int64_t SortPieceOf(int64_t i, int64_t n, int64_t chunks) {
+  return ((i + 1) * chunks - 1) / n;
+}
+
 }  // namespace jaxgraph

@@ -94,7 +94,8 @@ Status CheckCounts(const Node& node, size_t outs, size_t srcs) {
 }
 
 Status CheckMatmul(const Node& node) {
-  JAXGRAPH_RETURN_IF_ERROR(CheckCounts(node, 1, 2));
+  const bool indexed = node.srcs.size() == 3;
+  JAXGRAPH_RETURN_IF_ERROR(CheckCounts(node, 1, indexed ? 3 : 2));
   if (!node.params.empty()) return Invalid("has params");
   const TensorRef& out = node.outs[0];
   const TensorRef& a = node.srcs[0];
@@ -102,8 +103,17 @@ Status CheckMatmul(const Node& node) {
   for (const TensorRef* t : {&out, &a, &b}) {
     if (t->rank != 4) return Invalid("is not of rank 4");
     if (!IsFloat(t->dtype)) return Invalid("is not of floats");
+    if (t == &b && indexed) continue;
     if (t->shape[0] != out.shape[0] || t->shape[1] != out.shape[1]) {
       return Invalid("has unequal batch dimensions");
+    }
+  }
+  if (indexed) {
+    const TensorRef& index = node.srcs[2];
+    if (b.shape[0] < 1 || b.shape[1] != 1) return Invalid("has no table of matrices");
+    if (index.rank != 2 || index.shape[0] != out.shape[0] || index.shape[1] != out.shape[1] ||
+        IsFloat(index.dtype) || index.dtype == DType::kPred) {
+      return Invalid("has an index that is not one integer a matrix");
     }
   }
   if (a.shape[2] != out.shape[2] || b.shape[3] != out.shape[3] || a.shape[3] != b.shape[2]) {
@@ -198,11 +208,17 @@ Status CheckSort(const Node& node) {
     }
   }
   const int64_t chunks = params.chunks, rows = node.srcs[0].shape[0], n = node.srcs[0].shape[1];
-  const int64_t kept = node.outs[0].shape[1];
+  const int64_t kept = node.outs[0].shape[1], merged = params.merged;
   if (node.outs[0].shape[0] != rows) return Invalid("has another number of rows");
-  if (chunks < 1 || n < chunks || n > INT32_MAX || kept < chunks || kept % chunks != 0 ||
-      kept / chunks > n / chunks || (n + chunks - 1) / chunks > kSortMaxLength) {
+  if (merged == 1 || merged > kSortMaxMerged) return Invalid("merges a wrong number of pieces");
+  if (chunks < 1 || n > INT32_MAX || n / std::max<int64_t>(merged, 1) < chunks) {
+    return Invalid("has pieces without elements");
+  }
+  if (merged == 0 && (n + chunks - 1) / chunks > kSortMaxLength) {
     return Invalid("has pieces of a wrong length");
+  }
+  if (kept != n && (kept < chunks || kept % chunks != 0 || kept / chunks > n / chunks)) {
+    return Invalid("keeps a wrong number of elements");
   }
   return Status::Ok();
 }

@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxgraph.frontend import elementwise
 from jaxgraph.frontend.flatten import FlatEqn
+from jaxgraph.frontend.indexing import takes_whole_rows
 from jaxgraph.frontend.shaping import reshape, transpose
 from jaxgraph.graph import dtypes, views
 from jaxgraph.graph import layout as ly
@@ -224,6 +225,9 @@ def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]] | None:
     layout = views.strided(side.x)
     if layout is None:
         return order, ()
+    across = _across_rows(side.x, layout)
+    if across & set(side.contracted):
+        return None
     order.sort(key=lambda i: -abs(layout.strides[side.contracted[i]]))
     contracted = tuple(side.contracted[i] for i in order)
     k = math.prod(side.sizes(contracted))
@@ -231,6 +235,8 @@ def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]] | None:
     far = [d for d in side.free if abs(layout.strides[d]) > 1]
     for count in range(room + 1):
         for apart in itertools.combinations(far, count):
+            if not across & set(side.free) <= set(apart):
+                continue
             rest = tuple(d for d in side.free if d not in apart)
             outer = (*side.batch, *apart)
             moved = ly.transpose(layout, (*outer, *contracted, *rest))
@@ -238,6 +244,21 @@ def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]] | None:
             if ly.reshape(moved, shape) is not None:
                 return order, apart
     return None
+
+
+def _across_rows(x: Tensor, layout: ly.Layout) -> set[int]:
+    """Dimensions of gathered matrices along which one follows the other.
+
+    In memory they may be one matrix, but a product that reads them from their table takes each by
+    itself.
+    """
+    base = x
+    while base.is_view:
+        base = base.node.inputs[0]
+    if base.node.kind != "gather" or takes_whole_rows(base.node) is None:
+        return set()
+    row = math.prod(base.shape[1:])
+    return {d for d, n in enumerate(x.shape) if n > 1 and abs(layout.strides[d]) >= row}
 
 
 def _sum_of_rows(graph: Graph, a: Tensor, b: Tensor, dtype, label: str) -> Tensor:

@@ -207,26 +207,26 @@ class _Flattener:
         consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
         xs = inputs[num_consts + num_carry :]
         stacks: list[list[Value]] = [[] for _ in eqn.outvars[num_carry:]]
+        slices = [_traced(lambda x: lax.index_in_dim(x, 0, 0, False), x) for x in xs]
         for i in reversed(range(length)) if reverse else range(length):
             layer = [
-                self.apply(lambda x, i=i: lax.index_in_dim(x, i, 0, False), source, x) for x in xs
+                self.insert(_at(i, sliced), source, x) for sliced, x in zip(slices, xs, strict=True)
             ]
             results = self.inline(jaxpr, body_consts, [*consts, *carry, *layer], source)
             carry = results[:num_carry]
             for stack, value in zip(stacks, results[num_carry:], strict=True):
-                stack.append(self.apply(lambda y: lax.expand_dims(y, (0,)), source, value))
+                stack.append(value)
         if reverse:
             stacks = [stack[::-1] for stack in stacks]
-        ys = [
-            self.apply(lambda *pieces: lax.concatenate(pieces, 0), source, *stack)
-            for stack in stacks
-        ]
-        return [*carry, *ys]
+        return [*carry, *(self.stack(pieces, source) for pieces in stacks)]
 
-    def apply(self, fun: Callable, source: str, *values: Value) -> Value:
-        """Traces ``fun`` on the values' avals and inlines what it is made of."""
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
-        closed = jax.make_jaxpr(fun)(*avals)
+    def stack(self, pieces: Sequence[Value], source: str) -> Value:
+        thin = _traced(lambda y: lax.expand_dims(y, (0,)), pieces[0])
+        rows = [self.insert(thin, source, piece) for piece in pieces]
+        return self.insert(_traced(lambda *rows: lax.concatenate(rows, 0), *rows), source, *rows)
+
+    def insert(self, closed: Any, source: str, *values: Value) -> Value:
+        """Inlines a function of one result."""
         first = len(self.eqns)
         (out,) = self.inline(closed.jaxpr, closed.consts, values)
         for eqn in self.eqns[first:]:
@@ -243,6 +243,23 @@ def needed_eqns(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
             live.append(eqn)
             needed.update(id(v) for v in eqn.inputs)
     return live[::-1]
+
+
+def _traced(fun: Callable, *values: Value) -> Any:
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+    return jax.make_jaxpr(fun)(*avals)
+
+
+def _at(i: int, closed: Any) -> Any:
+    """What takes the first layer of a stack, made to take layer ``i``. Tracing it again is slow."""
+    if i == 0:
+        return closed
+    first, *rest = closed.jaxpr.eqns
+    params = dict(first.params)
+    for name, at in (("start_indices", i), ("limit_indices", i + 1)):
+        params[name] = (at, *params[name][1:])
+    eqns = [first.replace(params=params), *rest]
+    return jex_core.ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), closed.consts)
 
 
 def count_eqns(jaxpr: Any) -> int:
@@ -285,36 +302,6 @@ def _source(eqn: Any) -> str:
 # Integer arithmetic on values known at plan time (layer numbers, offsets) is done here, so that an
 # index like `i + 1` of an unrolled loop is a constant. Bounded, so that planning stays cheap.
 _FOLD_LIMIT = 4096
-_FOLDABLE = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "neg",
-        "max",
-        "min",
-        "rem",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "eq",
-        "ne",
-        "and",
-        "or",
-        "not",
-        "select_n",
-        "convert_element_type",
-        "broadcast_in_dim",
-        "reshape",
-        "squeeze",
-        "slice",
-        "concatenate",
-        "iota",
-        "stop_gradient",
-        "copy",
-    ]
-)
 
 
 def _small_known(array: Any) -> np.ndarray | None:
@@ -327,7 +314,8 @@ def _small_known(array: Any) -> np.ndarray | None:
 
 def _fold(eqn: Any, inputs: Sequence[Value]) -> list[np.ndarray | None]:
     unknown: list[np.ndarray | None] = [None] * len(eqn.outvars)
-    if eqn.primitive.name not in _FOLDABLE or any(v.known is None for v in inputs):
+    fold = _FOLDABLE.get(eqn.primitive.name)
+    if fold is None or any(v.known is None for v in inputs):
         return unknown
     for var in eqn.outvars:
         kind = getattr(var.aval.dtype, "kind", "")
@@ -335,7 +323,69 @@ def _fold(eqn: Any, inputs: Sequence[Value]) -> list[np.ndarray | None]:
             return unknown
     if any(v.aval.dtype.kind not in "iub" for v in inputs):
         return unknown
-    with jax.ensure_compile_time_eval():
-        out = eqn.primitive.bind(*[jax.numpy.asarray(v.known) for v in inputs], **eqn.params)
-    outs = out if eqn.primitive.multiple_results else [out]
-    return [np.asarray(o) for o in outs]
+    (var,) = eqn.outvars
+    with np.errstate(over="ignore"):
+        out = np.asarray(fold(*[v.known for v in inputs], eqn.params))
+    shape = var.aval.shape
+    out = out.reshape(shape) if out.size == var.aval.size else np.broadcast_to(out, shape)
+    return [out.astype(var.aval.dtype)]
+
+
+def _rem(x: np.ndarray, y: np.ndarray, params: dict[str, Any]) -> np.ndarray:
+    """With the sign of the dividend; it is what is left of a division by zero."""
+    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y)))
+
+
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    chosen = cases[0]
+    for i, case in enumerate(cases[1:], start=1):
+        chosen = np.where(which == i, case, chosen)
+    return chosen
+
+
+def _broadcast_in_dim(x: np.ndarray, *, shape, broadcast_dimensions, **_: Any) -> np.ndarray:
+    sizes = [1] * len(shape)
+    for size, d in zip(x.shape, broadcast_dimensions, strict=True):
+        sizes[d] = size
+    return x.reshape(sizes)  # the caller spreads it out
+
+
+def _iota(*, dtype, shape, dimension, **_: Any) -> np.ndarray:
+    line = np.arange(shape[dimension]).astype(dtype)
+    return line.reshape([n if d == dimension else 1 for d, n in enumerate(shape)])
+
+
+def _slice(x: np.ndarray, *, start_indices, limit_indices, strides) -> np.ndarray:
+    return x[tuple(map(slice, start_indices, limit_indices, strides or [None] * x.ndim))]
+
+
+# numpy's integers are XLA's. A call of JAX would take a millisecond, and a slice with other bounds
+# a compilation.
+_FOLDABLE: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y, params: x + y,
+    "sub": lambda x, y, params: x - y,
+    "mul": lambda x, y, params: x * y,
+    "neg": lambda x, params: np.negative(x),
+    "max": lambda x, y, params: np.maximum(x, y),
+    "min": lambda x, y, params: np.minimum(x, y),
+    "rem": _rem,
+    "lt": lambda x, y, params: x < y,
+    "le": lambda x, y, params: x <= y,
+    "gt": lambda x, y, params: x > y,
+    "ge": lambda x, y, params: x >= y,
+    "eq": lambda x, y, params: x == y,
+    "ne": lambda x, y, params: x != y,
+    "and": lambda x, y, params: x & y,
+    "or": lambda x, y, params: x | y,
+    "not": lambda x, params: ~x,
+    "select_n": lambda which, *xs: _select(which, *xs[:-1]),
+    "convert_element_type": lambda x, params: x,
+    "broadcast_in_dim": lambda x, params: _broadcast_in_dim(x, **params),
+    "reshape": lambda x, params: x.transpose(params.get("dimensions")),
+    "squeeze": lambda x, params: x,
+    "slice": lambda x, params: _slice(x, **params),
+    "concatenate": lambda *xs: np.concatenate(xs[:-1], xs[-1]["dimension"]),
+    "iota": lambda params: _iota(**params),
+    "stop_gradient": lambda x, params: x,
+    "copy": lambda x, params: x,
+}

@@ -14,7 +14,7 @@ from jax import lax
 from jaxgraph.frontend.flatten import FlatEqn
 from jaxgraph.frontend.shaping import reshape, take, transpose
 from jaxgraph.graph import dtypes
-from jaxgraph.graph.ir import Graph, Tensor
+from jaxgraph.graph.ir import Graph, Node, Tensor
 
 # What a scatter does with the old value, by primitive: an instruction of ffi/core/expr.h.
 _COMBINE = {
@@ -156,6 +156,25 @@ def _scatter(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Te
     return graph.add(
         "set_rows", (x, rows, *columns), x.shape, x.dtype, label, mode=mode, dims=dims, fixed=()
     )
+
+
+def takes_whole_rows(gather: Node) -> tuple[int, int] | None:
+    """Of a gather node that takes ``x[i]`` for each index, along any one dimension of the array.
+
+    Returns (the dimension, which of the indices it is), None where it takes something else.
+    """
+    whole, sizes = gather.inputs[0].shape, gather.out.shape[1:]
+    at = [
+        (d, column)
+        for column, d in enumerate(gather.attrs["dims"])
+        # Where the slice has the whole dimension, a start is clamped to zero.
+        if gather.attrs["mode"] == FILL_OR_DROP or sizes[d] < whole[d]
+    ]
+    if len(at) != 1:
+        return None
+    ((d, column),) = at
+    rest_is_whole = all(n == m for i, (n, m) in enumerate(zip(sizes, whole, strict=True)) if i != d)
+    return (d, column) if sizes[d] == 1 and rest_is_whole else None
 
 
 def _touches_each_once(eqn: FlatEqn) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxgraph.frontend import contraction, elementwise, indexing, ordering, shaping
+from jaxgraph.frontend import contraction, elementwise, indexing, ordering, shaping, special
 from jaxgraph.frontend.flatten import FlatEqn, Value
 from jaxgraph.graph import dtypes, expression
 from jaxgraph.graph.ir import Graph, Tensor
@@ -32,6 +32,8 @@ def why_not_native(eqn: FlatEqn) -> str | None:
             return f"handles an array of more than {MAX_RANK} dimensions"
         if sum(n != 1 for n in value.aval.shape) > expression.MAX_RANK:
             return f"handles an array of more than {expression.MAX_RANK} dimensions larger than one"
+    if name in special.NAMES or name in special.TOTAL:
+        return None
     if name in elementwise.NAMES:
         return elementwise.why_not(eqn)
     if name in shaping.VIEWS or name in shaping.REDUCTIONS:
@@ -83,6 +85,12 @@ def build_graph(
 
 def _lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[Tensor]:
     name = eqn.primitive.name
+    if name in special.NAMES:
+        return [special.lower(graph, name, *inputs, label)]
+    if name in special.TOTAL:
+        shape = eqn.outputs[0].aval.shape
+        operands = [elementwise.broadcast_scalar(graph, t, shape, label) for t in inputs]
+        return [special.compare_totally(graph, name, *operands, label)]
     if name in elementwise.NAMES:
         return elementwise.lower(graph, eqn, inputs, label)
     if name in shaping.REDUCTIONS:

@@ -1,7 +1,7 @@
 """top_k and sort as SORT nodes, and running sums as sums over triangles.
 
-A SORT kernel orders pieces of a few thousand elements. A longer sort is left to XLA, but the
-largest of a long row are among the largest of its pieces, which are few.
+A SORT node orders pieces of a few thousand elements, and others merge pieces that are in order.
+The largest of a long row are among the largest of its pieces, which are few.
 """
 
 from __future__ import annotations
@@ -21,13 +21,21 @@ _RUNNING = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"
 _BINARY = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 NAMES = frozenset({"top_k", "sort", *_RUNNING})
 
-# As in ffi/core/program.h: SortOrder, kSortMaxLength, kSortPositions, SortParams::source.
+# As in ffi/core/program.h: SortOrder, kSortMaxLength, kSortMaxMerged, kSortPositions,
+# SortParams::source.
 ASCENDING, DESCENDING = range(2)
 MAX_LENGTH = 4096
+MAX_MERGED = 8
 POSITIONS = 0xFF
 _MAX_OPERANDS = 8
 
 _MAX_PIECES = 1 << 15
+# Of each piece of a long row; more are the first of a sort of all.
+_MAX_LARGEST = MAX_LENGTH // 4
+# Of a sort by merging (measured: docs/kernels.md), and of what it begins with, which keeps more
+# blocks busy than whole kernels' lengths would.
+_MAX_SORTED = 1 << 15
+_SORTED_PIECE = 1024
 # A triangle is quadratic work, so longer rows are cut into pieces, and their sums are summed.
 _TRIANGLE, _PIECE = 256, 64
 _MAX_RUNNING = 1 << 13
@@ -40,12 +48,12 @@ def why_not(eqn: FlatEqn) -> str | None:
     n = x.shape[_axis(eqn)]
     if name == "top_k":
         k = int(eqn.params["k"])
-        if _pieces(n) > 1 and not 0 < k <= MAX_LENGTH // 4 or _pieces(n) > _MAX_PIECES:
+        if n > _MAX_SORTED and not (0 < k <= _MAX_LARGEST and _pieces(n) <= _MAX_PIECES):
             return f"is the {k} largest of {n} elements"
         return "takes none of the elements" if k == 0 else None
     if name == "sort":
-        if n > MAX_LENGTH:
-            return f"is sort of {n} elements, native up to {MAX_LENGTH}"
+        if n > _MAX_SORTED:
+            return f"is sort of {n} elements, native up to {_MAX_SORTED}"
         return "sorts many arrays at once" if len(eqn.inputs) > _MAX_OPERANDS else None
     if len(x.shape) > _MAX_RANK:
         return f"sums up an array of more than {_MAX_RANK} dimensions"
@@ -86,8 +94,13 @@ def _pieces(n: int) -> int:
 def _ordered(
     graph: Graph, rows: Sequence[Tensor], sources: Sequence[int], k: int, label: str, **attrs
 ) -> list[Tensor]:
-    """The first ``k`` of each piece of ``rows``, ordered by the first of them."""
-    shape = (rows[0].shape[0], attrs["chunks"] * k)
+    """The first ``k`` of each piece of ``rows``, ordered by the first of them.
+
+    Of whole pieces the lengths may differ by one, and each stays in its place.
+    """
+    count, n = rows[0].shape
+    attrs.setdefault("merged", 0)
+    shape = (count, n if attrs["chunks"] * (k + 1) > n else attrs["chunks"] * k)
     return [
         graph.add(
             "sort",
@@ -102,8 +115,32 @@ def _ordered(
     ]
 
 
+def _whole(
+    graph: Graph, rows: Sequence[Tensor], sources: Sequence[int], order: int, label: str
+) -> list[Tensor]:
+    """All of ``rows``, ordered by the first of them, which is the first of the sources, too.
+
+    In pieces, which are merged.
+    """
+    n = rows[0].shape[1]
+    chunks = 1
+    while n > MAX_LENGTH and chunks * _SORTED_PIECE < n:
+        chunks *= 2
+    rows = _ordered(graph, rows, sources, n // chunks, label, order=order, chunks=chunks)
+    sources = range(len(sources))  # what was asked for, the keys first, is now what is merged
+    while chunks > 1:
+        merged = min(chunks, MAX_MERGED)
+        chunks //= merged
+        k = n // chunks
+        rows = _ordered(graph, rows, sources, k, label, order=order, chunks=chunks, merged=merged)
+    return rows
+
+
 def _top_k(graph: Graph, x: Tensor, k: int, label: str) -> list[Tensor]:
     rows, sources = [x], [0, POSITIONS]
+    if k > _MAX_LARGEST and _pieces(x.shape[1]) > 1:
+        rows = _whole(graph, rows, sources, DESCENDING, label)
+        return [take(graph, t, 1, 0, k, label) for t in rows]
     while True:
         chunks = _pieces(rows[0].shape[1])
         rows = _ordered(graph, rows, sources, k, label, order=DESCENDING, chunks=chunks)
@@ -117,8 +154,10 @@ def _sort(graph: Graph, rows: list[Tensor], num_keys: int, label: str) -> list[T
     for key in reversed(range(num_keys)):
         operands = [rows[key]]
         sources = [_source(t, operands) for t in rows]
-        k = rows[key].shape[1]
-        rows = _ordered(graph, operands, sources, k, label, order=ASCENDING, chunks=1)
+        # The key first, and each source once: what is merged is what was put in order before.
+        needed = list(dict.fromkeys([0, *sources]))
+        made = _whole(graph, operands, needed, ASCENDING, label)
+        rows = [made[needed.index(source)] for source in sources]
     return rows
 
 

@@ -36,6 +36,7 @@ _REDUCTIONS = {
     "reduce_prod": "prod",
     "reduce_and": "and",
     "reduce_or": "or",
+    "reduce_xor": "xor",
     "argmax": "argmax",
     "argmin": "argmin",
 }

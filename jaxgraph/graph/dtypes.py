@@ -68,3 +68,9 @@ def storage_bits(value, dtype) -> int:
     """The bytes of ``value`` in ``dtype`` itself, as an unsigned integer."""
     scalar = np.asarray(value).astype(dtype)
     return int.from_bytes(scalar.tobytes(), "little")
+
+
+def from_storage(bits: int, dtype) -> np.generic:
+    """The value of ``dtype`` whose bytes are ``bits``: the inverse of `storage_bits`."""
+    dtype = np.dtype(dtype)
+    return np.frombuffer(bits.to_bytes(dtype.itemsize, "little"), dtype)[0]

@@ -39,7 +39,7 @@ for _base, _names in (
         "eq ne lt le gt ge integer_pow",
     ),
     (112, "select clamp"),
-    (160, "sum max min prod and or argmax argmin"),
+    (160, "sum max min prod and or argmax argmin xor"),
 ):
     for _i, _name in enumerate(_names.split()):
         OPCODES[f"reduce_{_name}" if _base == 160 else _name] = _base + _i

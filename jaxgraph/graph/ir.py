@@ -51,8 +51,8 @@ class Node:
 
     Kinds: ``input`` (index), ``const`` (value), ``iota`` (dimension), ``elementwise`` (op, aux),
     ``reduce`` (op, axis, index_dtype), the views, ``concat`` (axis), ``matmul``, ``gather`` and
-    ``set_rows`` (mode, dims, fill), ``sort`` (order, chunks, source), ``copy``, ``attention`` and,
-    inside its expression, ``scores``.
+    ``set_rows`` (mode, dims, fill), ``sort`` (order, chunks, merged, source), ``copy``,
+    ``attention`` and, inside its expression, ``scores``.
     """
 
     kind: str

@@ -20,6 +20,7 @@ from jaxgraph.frontend.packs import Pack, PackedLeaf
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
 from jaxgraph.passes.attention import find_attention
+from jaxgraph.passes.chosen import choose_matrices
 from jaxgraph.passes.concat import push_through_concat
 from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.in_place import chain_stacked_updates
@@ -109,6 +110,7 @@ def plan_native(
     border = _Border(cut, places)
     graph = build_graph(border.inputs, cut.eqns, cut.outputs, dict(labels))
     graph = find_attention(chain_stacked_updates(push_through_concat(graph)))
+    graph = choose_matrices(graph)
     fused = fuse(graph, merge=exec_options.get("fusion", True))
     plan = plan_storage(fused, guard_bytes, border.stored)
     bases, base_of = _bases(plan, border, labels)

@@ -117,7 +117,7 @@ def of_sorts(nodes: Sequence[Node], layout_of) -> list[Unit]:
     same: dict[tuple, list[Node]] = {}
     for node in nodes:
         attrs = node.attrs
-        how = (attrs["order"], attrs["chunks"], node.out.shape)
+        how = (attrs["order"], attrs["chunks"], attrs["merged"], node.out.shape)
         same.setdefault((*(t.id for t in node.inputs), how), []).append(node)
     units = []
     for group in same.values():
@@ -125,7 +125,8 @@ def of_sorts(nodes: Sequence[Node], layout_of) -> list[Unit]:
             first, attrs = some[0], some[0].attrs
             sources = [n.attrs["source"] for n in some]
             sources += [0] * (_SORT_OUTS - len(some))
-            params = struct.pack("<IB3x8B", attrs["chunks"], attrs["order"], *sources)
+            how = (attrs["chunks"], attrs["order"], attrs["merged"])
+            params = struct.pack("<IBB2x8B", *how, *sources)
             outs, srcs = [ref(n.out) for n in some], [ref(t) for t in first.inputs]
             units.append(Unit(SORT, outs, srcs, params, first.label, first.out.id))
     return units

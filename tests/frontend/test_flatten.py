@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from jaxgraph.frontend.flatten import FlatStep, flatten
@@ -80,6 +81,42 @@ def test_layer_numbers_of_an_unrolled_scan_are_known():
     step = flat(fun, jnp.ones(4), jnp.zeros((3, 4)))
     updates = [e for e in step.eqns if e.primitive.name == "dynamic_update_slice"]
     assert [int(e.inputs[2].known) for e in updates] == [0, 1, 2]
+
+
+FOLDED = {
+    "arithmetic": lambda x, y: (x + y, x - y, x * y, -x, jnp.maximum(x, y), lax.min(x, y)),
+    "remainders": lambda x, y: (lax.rem(x, y), lax.rem(x, y * 0)),
+    "comparisons": lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, lax.ne(x, y)),
+    "bits": lambda x, y: (x & y, x | y, ~x, (x < y) & (x == x), (x < y) | (x > y), ~(x < y)),
+    "selection": lambda x, y: (
+        jnp.where(x < y, x, y),
+        lax.select_n((x > 0).astype(jnp.int32) + (y > 0), x, y, x + y),
+    ),
+    "conversions": lambda x, y: (x.astype(jnp.int8), x.astype(jnp.bool_), (x < y).astype(x.dtype)),
+    "shapes": lambda x, y: (
+        x.reshape(2, 3)[1, None],
+        lax.broadcast_in_dim(x, (2, 6, 3), (1,)),
+        x[1:6:2],
+        jnp.concatenate([x, y[2:4]]),
+        lax.squeeze(x[None, :, None], (0, 2)),
+        jnp.broadcast_to(jnp.int32(3), (2, 2)),
+        jnp.copy(lax.stop_gradient(x)),
+        lax.broadcasted_iota(jnp.int32, (2, 3, 4), 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_is_known_is_what_jax_computes(name, dtype):
+    info = np.iinfo(dtype)
+    x = jnp.array([info.min, info.max, 0, 3, 7, info.max // 2], dtype)
+    y = jnp.array([info.max, info.max, 5, 2, 0, 1], dtype)
+    step = flat(lambda: FOLDED[name](x, y))
+    for value, want in zip(step.outputs, FOLDED[name](x, y), strict=True):
+        assert value.known is not None
+        assert value.known.dtype == want.dtype
+        np.testing.assert_array_equal(value.known, want)
 
 
 def test_floats_are_never_folded():

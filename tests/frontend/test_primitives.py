@@ -91,18 +91,50 @@ def test_top_k_of_a_vocabulary_in_two_or_three_kernels(dtype, k):
     assert explanation.splits[0].ops == {"SORT": 3 if k == 1000 else 2}
 
 
-def test_top_k_of_so_many_that_it_is_a_sort_stays_in_xla():
-    explanation = check(lambda x: lax.top_k(x, 2000), jnp.arange(5000.0), native=False)
-    assert "2000 largest of 5000" in str(explanation)
-    check(lambda x: lax.top_k(x, 2000), jnp.arange(4096.0))
+@pytest.mark.parametrize(("n", "nodes"), [(4096, 1), (4097, 2), (5000, 2), (20000, 3)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_top_k_of_many_is_the_beginning_of_a_sort(n, nodes, dtype):
+    x = jnp.round(jax.random.normal(jax.random.key(0), (2, n)) * 300).astype(dtype)
+    explanation = check(lambda x: lax.top_k(x, 2000), x)
+    assert explanation.splits[0].ops["SORT"] == nodes
 
 
-def test_sorts_up_to_what_one_kernel_holds():
-    x = jnp.round(jax.random.normal(jax.random.key(0), (2, 4097)) * 99)
-    explanation = check(lambda x: (jnp.sort(x), jnp.argsort(x)), x[:, :4096])
-    assert explanation.splits[0].ops == {"SORT": 1}  # the sorted and their places
-    explanation = check(lambda x: jnp.sort(x), x, native=False)
-    assert "sort of 4097 elements" in str(explanation)
+# One node up to 4096 elements; then pieces of 1024 or less, of which up to eight become one.
+SORTED = [(4096, 1), (4097, 2), (8192, 2), (8193, 3), (32768, 3)]
+
+
+@pytest.mark.parametrize(("n", "nodes"), SORTED)
+def test_long_sorts_are_merged_from_pieces(n, nodes):
+    x = jnp.round(jax.random.normal(jax.random.key(0), (2, n)) * 99)
+    x = x.at[0, 5].set(np.nan).at[0, n - 2].set(-np.nan).at[1, :99].set(-0.0).at[1, 7].set(-np.inf)
+    places = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    explanation = check(lambda x: lax.sort((x, places), num_keys=1), x)
+    assert explanation.splits[0].ops["SORT"] == nodes  # the sorted and their places
+    check(lambda x: (jnp.sort(x), jnp.argsort(x)), x)
+    check(lambda x: jnp.argsort(x, axis=0), x[:, :10].T)
+    check(lambda x: jnp.argsort(x, descending=True), x.astype(jnp.float16))
+
+
+@pytest.mark.parametrize("dtype", [*INTS, jnp.bool_])
+def test_long_sorts_of_integers(dtype):
+    x = integers(jnp.int8, (9001,)).astype(dtype)
+    check(lambda x: (jnp.sort(x), jnp.argsort(x)), x)
+
+
+@pytest.mark.parametrize("num_keys", [1, 2])
+def test_long_sorts_carry_other_operands_along(num_keys):
+    """Equal keys keep their order, of which there are many."""
+    n = 10007
+    keys, more = integers(jnp.int8, (n,)), jnp.round(jax.random.normal(jax.random.key(1), (n,)))
+    others = jnp.arange(n, dtype=jnp.uint16), jax.random.normal(jax.random.key(2), (n,))
+    check(lambda *xs: lax.sort(xs, num_keys=num_keys), keys, more, *others)
+
+
+def test_longer_sorts_stay_in_xla():
+    explanation = check(lambda x: jnp.sort(x), jnp.arange(32769.0), native=False)
+    assert "sort of 32769 elements" in str(explanation)
+    explanation = check(lambda x: lax.top_k(x, 2000), jnp.arange(32769.0), native=False)
+    assert "2000 largest of 32769" in str(explanation)
 
 
 @pytest.mark.parametrize("num_keys", [2, 3])

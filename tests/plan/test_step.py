@@ -48,14 +48,14 @@ def test_donation_is_unknown_under_an_outer_jit():
 
 def test_a_packed_leaf_that_xla_reads_is_named():
     def fun(params, x):
-        y = lax.lgamma(params["w"])
+        y = lax.cumlogsumexp(params["w"])
         for _ in range(4):
             x = jnp.sin(x) * 2
         return x + y
 
     step = jaxgraph.wrap(fun)
     params = step.pack({"w": np.arange(8, dtype=np.float32)[::-1].copy()})
-    expected = lax.lgamma(jnp.arange(8.0)[::-1])
+    expected = lax.cumlogsumexp(jnp.arange(8.0)[::-1])
     np.testing.assert_allclose(step(params, jnp.zeros(8)), expected)
     text = str(step.explain(params, jnp.zeros(8)))
     assert "copies up to 32 bytes a call" in text and "params" in text
@@ -72,10 +72,10 @@ def test_a_prompt_of_many_rows_is_left_to_xla():
 
 def test_the_reason_and_the_line_of_what_stays_in_xla():
     def fun(x):
-        return lax.lgamma(jnp.sin(x) * jnp.cos(x) + x * x)
+        return lax.cumlogsumexp(jnp.sin(x) * jnp.cos(x) + x * x)
 
     text = explained(fun, ROW)
-    assert "lgamma" in text and "no native kernel" in text and "test_step.py" in text
+    assert "cumlogsumexp" in text and "no native kernel" in text and "test_step.py" in text
 
 
 @pytest.mark.parametrize("signatures", [1, 2])

@@ -74,11 +74,49 @@ def test_the_plain_function_takes_them_too():
     np.testing.assert_allclose(jax.vmap(wrapped)(BIG[None])[0], step(BIG))
 
 
-def test_jits_inside_of_loops_and_branches_keep_theirs_and_are_right():
-    def fun(x):
-        x = lax.fori_loop(0, x.size // 2500, lambda i, x: inner(x), x)
-        return lax.cond(x[0] > 0, inner, outer, x)
+def loops_and_branches(x):
+    x = lax.fori_loop(0, x[0].astype(int) + 2, lambda i, x: inner(x), x)
+    x = lax.while_loop(lambda x: inner(x)[1] < 1e3, lambda x: outer(x) + 1, x)
+    x = lax.cond(x[0] > 0, inner, outer, x)
+    return lax.switch(x[1].astype(int) % 3, [inner, lambda x: x - 1, lambda x: inner(inner(x))], x)
 
+
+def test_those_in_loops_and_branches_are_operands_too():
+    closed = jax.make_jaxpr(loops_and_branches)(BIG)
+    lifted = lift(closed, is_large)
+    assert sorted(a.size for a in lifted.consts) == [5000, 5000]
+    bodies = [
+        body
+        for eqn in lifted.jaxpr.eqns
+        for name in ("cond_jaxpr", "body_jaxpr", "branches")
+        for body in jax.tree.leaves(eqn.params.get(name), is_leaf=lambda b: hasattr(b, "consts"))
+    ]
+    assert len(bodies) == 9
+    assert all(a.size <= 3 for body in bodies for a in consts_within(body))
+    got = jax.core.eval_jaxpr(lifted.jaxpr, lifted.consts, BIG)
+    np.testing.assert_allclose(got[0], jax.jit(loops_and_branches)(BIG))
+
+    wrapped = jaxgraph.wrap(loops_and_branches, options=jaxgraph.Options(strict=True))
+    for _ in range(3):
+        np.testing.assert_allclose(wrapped(BIG), jax.jit(loops_and_branches)(BIG))
+    assert "closes over" not in str(wrapped.explain(BIG))
+    np.testing.assert_allclose(jax.vmap(wrapped)(BIG[None])[0], jax.jit(loops_and_branches)(BIG))
+
+
+def test_those_in_scans_are_operands_too():
+    def fun(x):
+        x = lax.fori_loop(0, 3, lambda i, x: inner(x), x)  # a scan, too
+        return lax.scan(lambda x, y: (inner(x) + y, x[0]), x, BIG[:400], reverse=True)
+
+    closed = jax.make_jaxpr(fun)(BIG)
+    lifted = lift(closed, is_large)
+    assert [a.size for a in lifted.consts] == [5000] * len(closed.consts) + [5000]
+    assert all(a.size <= 3 for a in consts_within(lifted))
+    for got, want in zip(
+        jax.core.eval_jaxpr(lifted.jaxpr, lifted.consts, BIG), jax.jit(fun)(BIG), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
     wrapped = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
     for _ in range(3):
-        np.testing.assert_allclose(wrapped(BIG), jax.jit(fun)(BIG))
+        for got, want in zip(wrapped(BIG), jax.jit(fun)(BIG), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)

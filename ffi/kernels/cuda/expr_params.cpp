@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kMaxCount = int64_t{1} << 31;  // what FastDiv divides
 
 bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
+bool IsArgReduce(ExprOp op) { return op == ExprOp::kReduceArgmax || op == ExprOp::kReduceArgmin; }
 bool IsWide(DType t) { return SizeOf(t) == 8; }
 
 bool Touches(const ExprInstr& instr, uint8_t reg) {
@@ -19,7 +20,7 @@ bool Touches(const ExprInstr& instr, uint8_t reg) {
 }
 
 bool NeedsWideRegisters(const ExprInstr& instr) {
-  const bool has_second_dtype = instr.op == ExprOp::kConvert || instr.op >= ExprOp::kReduceArgmax;
+  const bool has_second_dtype = instr.op == ExprOp::kConvert || IsArgReduce(instr.op);
   return IsWide(instr.dtype) || (has_second_dtype && IsWide(static_cast<DType>(instr.aux)));
 }
 
@@ -62,7 +63,7 @@ ExprOp Specialized(const ExprInstr& instr) {
   }
   if (op <= ExprOp::kBitcast || op == ExprOp::kSelect || IsNarrowFloat(instr.dtype)) return op;
   if (!IsReduce(op)) return kGeneralOp;
-  return op >= ExprOp::kReduceArgmax ? kGeneralArgReduceOp : kGeneralReduceOp;
+  return IsArgReduce(op) ? kGeneralArgReduceOp : kGeneralReduceOp;
 }
 
 void CopyInstructions(const ExprProgram& program, ExprParams* p) {

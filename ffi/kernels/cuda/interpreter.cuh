@@ -127,7 +127,9 @@ inline __device__ __noinline__ float RareFloat(ExprOp op, float a, float b, floa
 // ---- reductions ----
 
 __device__ __forceinline__ bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
-__device__ __forceinline__ bool IsArgReduce(ExprOp op) { return op >= ExprOp::kReduceArgmax; }
+__device__ __forceinline__ bool IsArgReduce(ExprOp op) {
+  return op == ExprOp::kReduceArgmax || op == ExprOp::kReduceArgmin;
+}
 
 // The elementwise op that a reduction repeats.
 __device__ __forceinline__ ExprOp StepOf(ExprOp op) {
@@ -142,6 +144,8 @@ __device__ __forceinline__ ExprOp StepOf(ExprOp op) {
       return ExprOp::kMul;
     case ExprOp::kReduceAnd:
       return ExprOp::kAnd;
+    case ExprOp::kReduceXor:
+      return ExprOp::kXor;
     default:
       return ExprOp::kOr;
   }

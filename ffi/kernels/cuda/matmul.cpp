@@ -46,6 +46,14 @@ Status Prepare(const ResolvedNode& resolved, MatmulParams* p) {
     p->b_batch[d] = stride(b, d);
     p->out_batch[d] = stride(out, d);
   }
+  if (resolved.node->srcs.size() == 3) {
+    const TensorRef& index = resolved.node->srcs[2];
+    if (b.shape[0] > INT32_MAX) return Status(Code::kUnsupported, "a table of 2^31 matrices");
+    p->index = resolved.srcs[2];
+    p->index_dtype = index.dtype;
+    p->matrices = static_cast<int32_t>(b.shape[0]);
+    for (int d = 0; d < 2; ++d) p->index_batch[d] = stride(index, d);
+  }
   p->m = static_cast<int32_t>(out.shape[2]);
   p->n = static_cast<int32_t>(out.shape[3]);
   p->k = static_cast<int32_t>(a.shape[3]);
@@ -95,6 +103,7 @@ bool FitsPanelKernel(const MatmulParams& p) {
 
 Status PrepareProduct(const ResolvedNode& node, MatmulParams* p) {
   JAXGRAPH_RETURN_IF_ERROR(Prepare(node, p));
+  if (p->index != nullptr) return Status::Ok();  // b stays b, and each batch has its own
   FoldBatchIntoRows(p);
   if (p->n < p->m && p->n <= kFewRows) {
     Transpose(p);

@@ -9,17 +9,21 @@
 namespace jaxgraph {
 
 // out[m, n] = sum over k of a[m, k] * b[k, n], for each of batch[0] x batch[1]. Strides in bytes, 0
-// in dimensions of size 1.
+// in dimensions of size 1. With an index, b is the matrix that the index of the batch says, clamped
+// to [0, matrices), and matrices are b_batch[0] apart.
 struct MatmulParams {
   const char* a;
   const char* b;
   char* out;
+  const char* index;  // or null
+  int64_t index_batch[2];
   int64_t a_m, a_k, b_k, b_n, out_m, out_n;
   int64_t a_batch[2], b_batch[2], out_batch[2];
   int32_t m, n, k;
   int32_t batch[2];
-  DType a_dtype, b_dtype, out_dtype;
-  uint8_t reserved;
+  int32_t matrices;
+  DType a_dtype, b_dtype, out_dtype, index_dtype;
+  uint8_t reserved[4];
 };
 
 // The product of a node, turned so that it has as few rows as it can have. An empty one has a size

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int64_t column = min(first_column + c, static_cast<int64_t>(p.n - 1));
-      b[c] = p.b + BatchOffset(p, p.b_batch, batch) + column * p.b_n;
+      b[c] = p.b + MatrixOffset(p, batch) + column * p.b_n;
     }
     float sum[kRows][kColumns] = {};
     for (int64_t at = 16 * (split * lanes + lane); at < row_bytes; at += kUnroll * step) {

@@ -69,4 +69,11 @@ __device__ __forceinline__ int64_t BatchOffset(const MatmulParams& p, const int6
   return b0 * strides[0] + (batch - b0 * p.batch[1]) * strides[1];
 }
 
+// The same of b, which the batch may choose by an index.
+__device__ __forceinline__ int64_t MatrixOffset(const MatmulParams& p, int batch) {
+  if (p.index == nullptr) return BatchOffset(p, p.b_batch, batch);
+  const int64_t at = LoadInteger(p.index + BatchOffset(p, p.index_batch, batch), p.index_dtype);
+  return max(min(at, static_cast<int64_t>(p.matrices) - 1), int64_t{0}) * p.b_batch[0];
+}
+
 }  // namespace jaxgraph

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, BlocksOf(kRows))
   const int per_block = (p.k + pp.splits - 1) / pp.splits;
   const int begin = min(split * per_block, p.k), end = min(begin + per_block, p.k);
   for (int batch = blockIdx.z; batch < p.batch[0] * p.batch[1]; batch += gridDim.z) {
-    const char* b = p.b + BatchOffset(p, p.b_batch, batch) + (inside ? column : 0) * T::kSize;
+    const char* b = p.b + MatrixOffset(p, batch) + (inside ? column : 0) * T::kSize;
     const char* a[kRows];
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) AlongKKernel(const __grid_constant__
   if (n >= p.n) return;
   for (int batch = blockIdx.z; batch < p.batch[0] * p.batch[1]; batch += gridDim.z) {
     const char* a = p.a + BatchOffset(p, p.a_batch, batch) + m * p.a_m;
-    const char* b = p.b + BatchOffset(p, p.b_batch, batch) + n * p.b_n;
+    const char* b = p.b + MatrixOffset(p, batch) + n * p.b_n;
     Acc sum = 0;
     for (int k = lane; k < p.k; k += kWarp) {
       sum += LoadFloat<Acc>(a + k * p.a_k, p.a_dtype) * LoadFloat<Acc>(b + k * p.b_k, p.b_dtype);
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) AlongNKernel(const __grid_constant__
   const bool inside = n < p.n;
   for (int batch = blockIdx.z; batch < p.batch[0] * p.batch[1]; batch += gridDim.z) {
     const char* a = p.a + BatchOffset(p, p.a_batch, batch) + m * p.a_m;
-    const char* b = p.b + BatchOffset(p, p.b_batch, batch) + (inside ? n : 0) * p.b_n;
+    const char* b = p.b + MatrixOffset(p, batch) + (inside ? n : 0) * p.b_n;
     Acc sum = 0;
 #pragma unroll 4
     for (int k = warp; k < p.k; k += kWarps) {

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ 
   const int mi = threadIdx.x / kAcross, ni = threadIdx.x % kAcross;
   for (int batch = blockIdx.z; batch < p.batch[0] * p.batch[1]; batch += gridDim.z) {
     const char* a = p.a + BatchOffset(p, p.a_batch, batch) + m0 * p.a_m;
-    const char* b = p.b + BatchOffset(p, p.b_batch, batch) + n0 * p.b_n;
+    const char* b = p.b + MatrixOffset(p, batch) + n0 * p.b_n;
     Acc sum[kSide][kSide] = {};
     for (int64_t k0 = 0; k0 < p.k; k0 += kDepth) {
       const int depth = static_cast<int>(min(static_cast<int64_t>(kDepth), p.k - k0));

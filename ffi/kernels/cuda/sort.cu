@@ -1,38 +1,17 @@
-// SORT: a block a piece of a row. The piece is sorted whole in shared memory, by a bitonic network:
-// what comes first is known only then, and at 4096 elements the network takes some microseconds.
+// SORT from scratch: a block a piece of a row. The piece is sorted whole in shared memory, by a
+// bitonic network: what comes first is known only then, and at 4096 elements the network takes some
+// microseconds.
 #include <algorithm>
 #include <cstring>
 
-#include "ffi/core/sort_key.h"
 #include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
-#include "ffi/kernels/cuda/launchers.h"
-#include "ffi/kernels/cuda/scalar.cuh"
+#include "ffi/kernels/cuda/sort.cuh"
 
 namespace jaxgraph {
 namespace {
 
-constexpr int kSortOuts = 8;
 constexpr uint32_t kSortMaxThreads = 1024;
-
-struct SortedOut {
-  char* out;
-  const char* src;                               // null: positions
-  int64_t out_row, out_step, src_row, src_step;  // bytes
-};
-
-struct SortKernelParams {
-  const char* keys;
-  int64_t keys_row, keys_step;  // bytes
-  int64_t n;
-  SortedOut outs[kSortOuts];
-  uint32_t chunks, kept;
-  uint32_t room;  // elements of the network: a power of two, not less than a piece
-  DType dtype;
-  SortOrder order;
-  uint8_t num_outs, reserved;
-  uint8_t item[kSortOuts];  // bytes of an element
-};
 
 // One element of the network: its key, and its place in the piece, which makes all keys different.
 // What fills the room up comes last. Narrow keys hold both in one word.
@@ -110,18 +89,9 @@ __global__ void __launch_bounds__(kSortMaxThreads)
       __syncthreads();
     }
   }
-  for (uint32_t j = threadIdx.x; j < p.kept; j += blockDim.x) {
-    const int64_t at = begin + network.PlaceOf(j), place = chunk * p.kept + j;
-    for (int o = 0; o < p.num_outs; ++o) {
-      const SortedOut& out = p.outs[o];
-      char* to = out.out + row * out.out_row + place * out.out_step;
-      if (out.src == nullptr) {
-        *reinterpret_cast<int32_t*>(to) = static_cast<int32_t>(at);
-      } else {
-        const char* from = out.src + row * out.src_row + at * out.src_step;
-        StoreBits(to, p.item[o], LoadBits(from, p.item[o]));
-      }
-    }
+  const uint32_t kept = p.kept == 0 ? length : p.kept;
+  for (uint32_t j = threadIdx.x; j < kept; j += blockDim.x) {
+    StoreSorted(p, row, chunk, j, begin + network.PlaceOf(j));
   }
 }
 
@@ -142,7 +112,8 @@ Status EmitSort(const ResolvedNode& resolved, Launches* launches) {
   const TensorRef& keys = node.srcs[0];
   const int64_t rows = keys.shape[0], n = keys.shape[1];
   if (rows == 0) return Status::Ok();
-  if (rows > INT32_MAX || params.chunks > 65535) {
+  const int64_t most_rows = params.merged == 0 ? INT32_MAX : 65535;
+  if (rows > most_rows || params.chunks > 65535) {
     return Status(Code::kUnsupported, "sorting more rows or pieces than a grid has blocks");
   }
   SortKernelParams p{};
@@ -151,7 +122,8 @@ Status EmitSort(const ResolvedNode& resolved, Launches* launches) {
   p.keys_step = Bytes(keys, 1);
   p.n = n;
   p.chunks = params.chunks;
-  p.kept = static_cast<uint32_t>(node.outs[0].shape[1] / params.chunks);
+  const int64_t kept = node.outs[0].shape[1];
+  p.kept = kept == n ? 0 : static_cast<uint32_t>(kept / params.chunks);
   p.room = 2;
   while (p.room * int64_t{p.chunks} < n) p.room *= 2;
   p.dtype = keys.dtype;
@@ -168,6 +140,11 @@ Status EmitSort(const ResolvedNode& resolved, Launches* launches) {
     o.src = resolved.srcs[params.source[i]];
     o.src_row = Bytes(src, 0);
     o.src_step = Bytes(src, 1);
+  }
+  p.merged = params.merged;
+  if (p.merged != 0) {
+    LaunchMerge(p, rows, launches);
+    return Status::Ok();
   }
   const bool wide = SizeOf(keys.dtype) == 8;
   Launch launch;

@@ -124,7 +124,7 @@ struct Streamed {
 bool IsStreamed(const ResolvedNode& at, Streamed* s) {
   if (at.node->op != Op::kMatmul) return false;
   MatmulParams& p = s->product;
-  if (!PrepareProduct(at, &p).ok()) return false;
+  if (!PrepareProduct(at, &p).ok() || p.index != nullptr) return false;
   const DType t = p.b_dtype;
   if ((t != DType::kBF16 && t != DType::kF16) || p.a_dtype != t) return false;
   if (p.out_dtype == DType::kF64 || p.batch[0] != 1 || p.batch[1] != 1) return false;

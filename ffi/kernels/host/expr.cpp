@@ -341,7 +341,7 @@ class Interpreter {
   // Rounds the result to its type by converting it from double, int64 or u64.
   void FinishReduction(const ExprInstr& instr) {
     ReduceState& state = states_[instr.dst - kExprNumElementRegs];
-    const bool arg = instr.op >= ExprOp::kReduceArgmax;
+    const bool arg = instr.op == ExprOp::kReduceArgmax || instr.op == ExprOp::kReduceArgmin;
     const bool extremum = instr.op == ExprOp::kReduceMax || instr.op == ExprOp::kReduceMin;
     if (extremum && !state.started) {
       state.f = instr.op == ExprOp::kReduceMax ? -HUGE_VAL : HUGE_VAL;

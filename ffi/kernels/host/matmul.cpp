@@ -12,6 +12,7 @@
 #include "ffi/kernels/host/loops.h"
 #include "ffi/kernels/host/ops.h"
 #include "ffi/kernels/host/parallel.h"
+#include "ffi/kernels/host/slice_index.h"
 
 namespace jaxgraph {
 namespace {
@@ -30,7 +31,17 @@ struct Operand {
 
 struct MatmulParams {
   Operand out, lhs, rhs;
-  int64_t b0, b1, m, n, k;
+  const char* index;         // or null; of integers of `index_dtype`
+  int64_t index_strides[2];  // bytes
+  int64_t b0, b1, m, n, k, matrices;
+  DType index_dtype;
+  uint8_t reserved[7];
+
+  char* Rhs(int64_t i, int64_t j, int64_t row, int64_t column) const {
+    if (index == nullptr) return rhs.At(i, j, row, column);
+    const int64_t at = ReadIndex(index_dtype, index + i * index_strides[0] + j * index_strides[1]);
+    return rhs.At(std::clamp<int64_t>(at, 0, matrices - 1), 0, row, column);
+  }
 };
 static_assert(std::has_unique_object_representations_v<MatmulParams>, "equal nodes, equal bytes");
 
@@ -117,7 +128,7 @@ void StreamColumns(const MatmulParams& p, Path path, const float* a, int64_t b0,
   const MatmulLoops& loops = Loops().matmul;
   const auto run = path == Path::kDots ? loops.dots : loops.rows;
   const int64_t row_stride = p.rhs.strides[path == Path::kDots ? 3 : 2];
-  const char* w = p.rhs.At(b0, b1, 0, begin);
+  const char* w = p.Rhs(b0, b1, 0, begin);
   const int64_t n = end - begin;
   const int m = static_cast<int>(p.m);
   if (p.out.dtype == DType::kF32 && p.out.strides[3] == 1) {
@@ -146,7 +157,7 @@ void StreamDepths(const MatmulParams& p, const float* a, ParallelFor& pool) {
   ParallelRanges(pool, kDepthParts, 1, CostOf(p, p.m), [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
       const int64_t k0 = p.k * part / kDepthParts, k1 = p.k * (part + 1) / kDepthParts;
-      Loops().matmul.rows(p.rhs.dtype, p.rhs.At(0, 0, k0, 0), p.rhs.strides[2], a + k0, p.k,
+      Loops().matmul.rows(p.rhs.dtype, p.Rhs(0, 0, k0, 0), p.rhs.strides[2], a + k0, p.k,
                           static_cast<int>(p.m), k1 - k0, p.n, parts + part * size, p.n);
     }
   });
@@ -165,13 +176,13 @@ void PackPanel(const MatmulParams& p, int64_t b0, int64_t b1, int64_t k0, int64_
   if (p.rhs.strides[2] == 1) {  // read along k
     float line[kPanelDepth];
     for (int64_t j = 0; j < cols; ++j) {
-      loops.widen(p.rhs.dtype, p.rhs.At(b0, b1, k0, column + j), 1, depth, line);
+      loops.widen(p.rhs.dtype, p.Rhs(b0, b1, k0, column + j), 1, depth, line);
       for (int64_t i = 0; i < depth; ++i) panel[i * width + j] = line[i];
     }
     return;
   }
   for (int64_t i = 0; i < depth; ++i)
-    loops.widen(p.rhs.dtype, p.rhs.At(b0, b1, k0 + i, column), p.rhs.strides[3], cols,
+    loops.widen(p.rhs.dtype, p.Rhs(b0, b1, k0 + i, column), p.rhs.strides[3], cols,
                 panel + i * width);
 }
 
@@ -267,7 +278,7 @@ void DoubleColumns(const MatmulParams& p, int64_t b0, int64_t b1, int64_t begin,
     std::fill_n(sums.get(), p.m * kBlock, 0.0);
     for (int64_t i = 0; i < p.k; ++i) {
       for (int64_t j = 0; j < cols; ++j)
-        w[j] = ReadDouble(p.rhs.dtype, p.rhs.At(b0, b1, i, column + j));
+        w[j] = ReadDouble(p.rhs.dtype, p.Rhs(b0, b1, i, column + j));
       for (int64_t m = 0; m < p.m; ++m) {
         const double x = ReadDouble(p.lhs.dtype, p.lhs.At(b0, b1, m, i));
         double* sum = &sums[m * kBlock];
@@ -326,6 +337,15 @@ Status EmitMatmul(const ResolvedNode& resolved, Launch* launch) {
   p.m = out.shape[2];
   p.n = out.shape[3];
   p.k = lhs.shape[3];
+  if (node.srcs.size() == 3) {
+    const TensorRef& index = node.srcs[2];
+    p.index = resolved.srcs[2];
+    p.index_dtype = index.dtype;
+    p.matrices = rhs.shape[0];
+    for (int d = 0; d < 2; ++d) {
+      p.index_strides[d] = index.strides[d] * static_cast<int64_t>(SizeOf(index.dtype));
+    }
+  }
   launch->kernel = &kMatmul;
   launch->set_params(p);
   return Status::Ok();

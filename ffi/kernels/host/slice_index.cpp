@@ -14,6 +14,8 @@ int64_t ReadAs(const char* p) {
   return static_cast<int64_t>(v);
 }
 
+}  // namespace
+
 int64_t ReadIndex(DType t, const char* p) {
   switch (t) {
     case DType::kS8:
@@ -37,8 +39,6 @@ int64_t ReadIndex(DType t, const char* p) {
       return ReadAs<int64_t>(p);
   }
 }
-
-}  // namespace
 
 bool SliceIndex::StartOf(int64_t i, int64_t* offset) const {
   *offset = 0;

@@ -8,6 +8,9 @@
 
 namespace jaxgraph {
 
+// The integer at `p`, of dtype `t`; beyond int64 it is beyond every bound.
+int64_t ReadIndex(DType t, const char* p);
+
 struct IndexComponent {
   const char* address;
   int64_t stride;          // bytes, from one slice's index to the next's

@@ -21,12 +21,13 @@ struct SortedOut {
 struct SortKernelParams {
   const char* keys;
   int64_t keys_row, keys_step;  // bytes
-  int64_t rows, n, chunks, kept;
+  int64_t rows, n, chunks;
+  int64_t kept;  // of a piece; 0: all of it
   SortedOut outs[8];
   uint32_t num_outs;
   DType dtype;
   SortOrder order;
-  uint8_t reserved[2];
+  uint8_t merged, reserved;
 };
 static_assert(std::has_unique_object_representations_v<SortKernelParams>, "equal bytes");
 
@@ -49,26 +50,61 @@ void Store(const SortKernelParams& p, int64_t row, int64_t place, int64_t at) {
   }
 }
 
+// Where the piece's first element goes.
+int64_t FirstPlace(const SortKernelParams& p, int64_t chunk) {
+  return p.kept == 0 ? SortPieceBegin(chunk, p.n, p.chunks) : chunk * p.kept;
+}
+
+uint64_t KeyAt(const SortKernelParams& p, int64_t row, int64_t at) {
+  const uint32_t size = static_cast<uint32_t>(SizeOf(p.dtype));
+  uint64_t bits = 0;  // little endian
+  std::memcpy(&bits, p.keys + row * p.keys_row + at * p.keys_step, size);
+  return SortKey(p.order, p.dtype, size, bits);
+}
+
 void SortPiece(const SortKernelParams& p, int64_t row, int64_t chunk) {
   std::array<Entry, kSortMaxLength> entries;
-  const uint32_t size = static_cast<uint32_t>(SizeOf(p.dtype));
   const int64_t begin = SortPieceBegin(chunk, p.n, p.chunks);
   const int64_t length = SortPieceBegin(chunk + 1, p.n, p.chunks) - begin;
-  for (int64_t i = 0; i < length; ++i) {
-    uint64_t bits = 0;  // little endian
-    std::memcpy(&bits, p.keys + row * p.keys_row + (begin + i) * p.keys_step, size);
-    entries[i] = {SortKey(p.order, p.dtype, size, bits), begin + i};
+  const int64_t kept = p.kept == 0 ? length : p.kept, first = FirstPlace(p, chunk);
+  for (int64_t i = 0; i < length; ++i) entries[i] = {KeyAt(p, row, begin + i), begin + i};
+  std::partial_sort(entries.begin(), entries.begin() + kept, entries.begin() + length);
+  for (int64_t j = 0; j < kept; ++j) Store(p, row, first + j, entries[j].at);
+}
+
+void MergePieces(const SortKernelParams& p, int64_t row, int64_t chunk) {
+  std::array<Entry, kSortMaxMerged> heads;
+  std::array<int64_t, kSortMaxMerged> ends;
+  const int64_t pieces = p.merged * p.chunks, piece = chunk * p.merged;
+  int64_t count = 0, length = 0;
+  for (int64_t w = 0; w < p.merged; ++w) {
+    const int64_t begin = SortPieceBegin(piece + w, p.n, pieces);
+    ends[count] = SortPieceBegin(piece + w + 1, p.n, pieces);
+    length += ends[count] - begin;
+    heads[count++] = {KeyAt(p, row, begin), begin};
   }
-  std::partial_sort(entries.begin(), entries.begin() + p.kept, entries.begin() + length);
-  for (int64_t j = 0; j < p.kept; ++j) Store(p, row, chunk * p.kept + j, entries[j].at);
+  const int64_t kept = p.kept == 0 ? length : p.kept, first = FirstPlace(p, chunk);
+  for (int64_t j = 0; j < kept; ++j) {
+    const int64_t w = std::min_element(heads.begin(), heads.begin() + count) - heads.begin();
+    Store(p, row, first + j, heads[w].at);
+    const int64_t next = heads[w].at + 1;
+    if (next < ends[w]) {
+      heads[w] = {KeyAt(p, row, next), next};
+      continue;
+    }
+    --count;  // the last piece takes the place of the one that has ended; entries know their order
+    heads[w] = heads[count];
+    ends[w] = ends[count];
+  }
 }
 
 void RunSort(const void* params, ParallelFor& pool) {
   const SortKernelParams& p = *static_cast<const SortKernelParams*>(params);
+  const auto run = p.merged == 0 ? SortPiece : MergePieces;
   constexpr int64_t kCostOfAnElement = 100;  // some comparisons, most of them mispredicted
   ParallelRanges(pool, p.rows * p.chunks, 1, p.rows * p.n * kCostOfAnElement,
                  [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) SortPiece(p, i / p.chunks, i % p.chunks);
+                   for (int64_t i = begin; i < end; ++i) run(p, i / p.chunks, i % p.chunks);
                  });
 }
 
@@ -92,7 +128,8 @@ Status EmitSort(const ResolvedNode& resolved, Launch* launch) {
   p.rows = keys.shape[0];
   p.n = keys.shape[1];
   p.chunks = params.chunks;
-  p.kept = node.outs[0].shape[1] / p.chunks;
+  p.kept = node.outs[0].shape[1] == p.n ? 0 : node.outs[0].shape[1] / p.chunks;
+  p.merged = params.merged;
   p.num_outs = static_cast<uint32_t>(node.outs.size());
   p.dtype = keys.dtype;
   p.order = params.order;

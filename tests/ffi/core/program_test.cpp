@@ -218,6 +218,9 @@ INSTANTIATE_TEST_SUITE_P(
                 p->nodes[8].srcs[0].shape[1] = kSortMaxLength + 1;
                 p->nodes[8].srcs[0].strides = {0, 0};
               }},
+        Break{"SortMergesOne", [](Program* p) { p->nodes[8].params[5] = 1; }},
+        Break{"SortMergesTooMany", [](Program* p) { p->nodes[8].params[5] = kSortMaxMerged + 1; }},
+        Break{"SortMergesEmptyPieces", [](Program* p) { p->nodes[8].params[5] = 5; }},
         Break{"SortUnevenly", [](Program* p) { p->nodes[8].params[0] = 3; }},
         Break{"SortRows", [](Program* p) { p->nodes[8].outs[0].shape[0] = 1; }},
         Break{"SortSource", [](Program* p) { p->nodes[8].params[8] = 1; }},
@@ -226,6 +229,30 @@ INSTANTIATE_TEST_SUITE_P(
         Break{"ExprParams", [](Program* p) { p->nodes[0].params.pop_back(); }},
         Break{"ExprSources", [](Program* p) { p->nodes[0].srcs.pop_back(); }}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// The product of the sample reads its matrix from a table: the index is what `index` makes.
+Program Chosen(const TensorRef& index) {
+  Program program = SampleProgram();
+  program.nodes[5].srcs.push_back(index);
+  return program;
+}
+
+TEST(Program, ProductsMayChooseTheirMatrix) {
+  const Status status = DecodeOnly(Chosen(Dense(DType::kS32, 3, 0, {1, 1})));
+  EXPECT_TRUE(status.ok()) << status.message();
+  for (const TensorRef& index : {Dense(DType::kS32, 3, 0, {1}), Dense(DType::kS32, 3, 0, {1, 2}),
+                                 Dense(DType::kS32, 3, 0, {2, 1}), Dense(DType::kF32, 1, 0, {1, 1}),
+                                 Dense(DType::kPred, 3, 0, {1, 1})}) {
+    EXPECT_FALSE(DecodeOnly(Chosen(index)).ok());
+  }
+  Program table = Chosen(Dense(DType::kS32, 3, 0, {1, 1}));
+  table.nodes[5].srcs[1].strides[1] = 0;
+  table.nodes[5].srcs[1].shape[1] = 2;
+  EXPECT_FALSE(DecodeOnly(table).ok());
+  table.nodes[5].srcs[1].shape[1] = 1;
+  table.nodes[5].srcs[1].shape[0] = 0;
+  EXPECT_FALSE(DecodeOnly(table).ok());
+}
 
 TEST(Program, AttentionNeedsNoBound) {
   Program program = SampleProgram();

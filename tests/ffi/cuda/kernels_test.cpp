@@ -111,6 +111,17 @@ TEST_F(CudaKernelsTest, LongSorts) {
   }
 }
 
+TEST_F(CudaKernelsTest, LongMerges) {
+  Rng rng(20);
+  for (int i = 0; i < NumCases(40); ++i) {
+    const int64_t merged = UniformInt(rng, 2, kSortMaxMerged), chunks = UniformInt(rng, 1, 6);
+    const int64_t n = UniformInt(rng, 2000, 5000) * merged * chunks + UniformInt(rng, 0, 7);
+    const int64_t kept = Chance(rng, 0.5) ? 0 : UniformInt(rng, 1, n / chunks);
+    ASSERT_NO_FATAL_FAILURE(Check(MakeSort(rng, RandomDType(rng), UniformInt(rng, 1, 2), n, chunks,
+                                           kept, RandomLayout(rng), merged)));
+  }
+}
+
 // The 50 largest of 128256 logits: of each piece, then of those.
 TEST_F(CudaKernelsTest, TopOfAVocabulary) {
   Rng rng(18);
@@ -161,6 +172,27 @@ TEST_F(CudaKernelsTest, AlignedProducts) {
           NodeCase c = MakeMatmul(rng, t, t, out, b0, b1, m, s.n, s.k, Layout::kDense);
           if (k_contiguous) TransposeWeights(&c);
           Align(rng, &c);
+          ASSERT_NO_FATAL_FAILURE(Check(c));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, AlignedProductsWithChosenMatrices) {
+  Rng rng(19);
+  for (DType t : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (int64_t m : {1, 3, 8, 40}) {
+      for (const Sizes& s : kSizes) {
+        for (bool k_contiguous : {false, true}) {
+          if (NumCases(1000) < 1000 && !Chance(rng, 0.05)) continue;
+          NodeCase c = MakeMatmul(rng, t, t, t, 1, 2, m, s.n, s.k, Layout::kDense);
+          ChooseMatrices(rng, &c, 3, Layout::kDense);
+          if (k_contiguous) TransposeWeights(&c);
+          const TensorRef index = c.node.srcs.back();
+          c.node.srcs.pop_back();  // it keeps its numbers
+          Align(rng, &c);
+          c.node.srcs.push_back(index);
           ASSERT_NO_FATAL_FAILURE(Check(c));
         }
       }
@@ -311,6 +343,19 @@ TEST_F(CudaKernelsTest, ExtremaOfSpecialValues) {
           ASSERT_NO_FATAL_FAILURE(CheckBoth(c));
         }
       }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, ExclusiveOrOfRows) {
+  Rng rng(21);
+  std::vector<DType> types = IntTypes();
+  types.push_back(DType::kPred);
+  for (DType t : types) {
+    for (int64_t length : {1, 5, 33, 700, 5000}) {
+      NodeCase c = OneOp(rng, Op::kRow, t, {3, length}, {ExprOp::kReduceXor, t, 0, 0, 0, 0, 0}, t);
+      FillKeys(rng, &c, c.node.srcs[0]);
+      ASSERT_NO_FATAL_FAILURE(CheckBoth(c));
     }
   }
 }

@@ -541,7 +541,7 @@ class ExprGenerator {
     if (*a >= 32) return;
     const double n = static_cast<double>(shape_.back());
     const auto op = static_cast<ExprOp>(UniformInt(rng_, static_cast<int>(ExprOp::kReduceSum),
-                                                   static_cast<int>(ExprOp::kReduceArgmin)));
+                                                   static_cast<int>(ExprOp::kReduceXor)));
     const bool is_float = IsFloat(x.dtype), is_pred = x.dtype == DType::kPred;
     uint16_t aux = 0;
     Reg r{true, x.dtype, x.lo, x.hi, x.err};
@@ -568,6 +568,7 @@ class ExprGenerator {
         break;
       case ExprOp::kReduceAnd:
       case ExprOp::kReduceOr:
+      case ExprOp::kReduceXor:
         if (is_float) return;
         r = AnyInt(x.dtype);
         break;

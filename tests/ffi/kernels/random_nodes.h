@@ -5,6 +5,7 @@
 //   EXPECT_TRUE(SameResult(c, got, want));   // want: the reference's or the host kernels' buffers
 #pragma once
 
+#include "ffi/core/sort_key.h"
 #include "tests/ffi/kernels/node_case.h"
 #include "tests/ffi/kernels/random_attention.h"
 #include "tests/ffi/kernels/random_expr.h"
@@ -66,6 +67,17 @@ inline void TransposeWeights(NodeCase* c) {
   w.strides = {k * n * w.shape[1], k * n, 1, k};
 }
 
+// Makes the right operand a table of matrices, and adds the index that chooses among them.
+inline void ChooseMatrices(Rng& rng, NodeCase* c, int64_t matrices, Layout layout) {
+  const TensorRef lhs = c->node.srcs[0], rhs = c->node.srcs[1];
+  c->node.srcs[1] =
+      MakeTensor(rng, c, rhs.dtype, {matrices, 1, rhs.shape[2], rhs.shape[3]}, layout);
+  FillRandom(rng, c, c->node.srcs[1], -1, 1);
+  const DType t = Pick(rng, IntTypes());
+  c->node.srcs.push_back(MakeTensor(rng, c, t, {lhs.shape[0], lhs.shape[1]}, layout));
+  FillRandom(rng, c, c->node.srcs[2], IsSigned(t) ? -2 : 0, static_cast<double>(matrices + 2));
+}
+
 inline NodeCase RandomMatmul(Rng& rng) {
   static const std::vector<int64_t> rows = {1, 1, 1, 2, 3, 4, 5, 8, 9, 17, 40};
   static const std::vector<int64_t> sizes = {0, 1, 3, 8, 16, 31, 64, 129, 200, 300};
@@ -75,6 +87,7 @@ inline NodeCase RandomMatmul(Rng& rng) {
   const Layout layout = Chance(rng, 0.5) ? Layout::kDense : RandomLayout(rng);
   NodeCase c = MakeMatmul(rng, lhs, t, out, UniformInt(rng, 1, 2), UniformInt(rng, 1, 3),
                           Pick(rng, rows), Pick(rng, sizes), Pick(rng, sizes), layout);
+  if (Chance(rng, 0.3)) ChooseMatrices(rng, &c, UniformInt(rng, 1, 4), layout);
   if (layout == Layout::kDense && Chance(rng, 0.5)) TransposeWeights(&c);
   return c;
 }
@@ -163,16 +176,42 @@ inline void FillKeys(Rng& rng, NodeCase* c, const TensorRef& t) {
   });
 }
 
+// Puts each of so many pieces of the keys in order.
+inline void PresortKeys(NodeCase* c, SortOrder order, int64_t pieces) {
+  const TensorRef& t = c->node.srcs[0];
+  const uint32_t size = static_cast<uint32_t>(SizeOf(t.dtype));
+  for (int64_t row = 0; row < t.shape[0]; ++row) {
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t begin = piece * t.shape[1] / pieces, end = (piece + 1) * t.shape[1] / pieces;
+      std::vector<std::pair<uint64_t, uint64_t>> keys;  // with the bits
+      const auto place = [&](int64_t i) {
+        const int64_t at[] = {row, i};
+        return c->buffers[t.base].data() + OffsetOf(t, at);
+      };
+      for (int64_t i = begin; i < end; ++i) {
+        uint64_t bits = 0;
+        std::memcpy(&bits, place(i), size);
+        keys.emplace_back(SortKey(order, t.dtype, size, bits), bits);
+      }
+      std::sort(keys.begin(), keys.end());
+      for (int64_t i = begin; i < end; ++i) std::memcpy(place(i), &keys[i - begin].second, size);
+    }
+  }
+}
+
+// Of `kept` elements a piece, or all (0); `merged`: as in SortParams.
 inline NodeCase MakeSort(Rng& rng, DType keys, int64_t rows, int64_t n, int64_t chunks,
-                         int64_t kept, Layout layout) {
+                         int64_t kept, Layout layout, int64_t merged = 0) {
   NodeCase c;
   c.node.op = Op::kSort;
   SortParams p;
   p.chunks = static_cast<uint32_t>(chunks);
   p.order = static_cast<SortOrder>(UniformInt(rng, 0, 1));
+  p.merged = static_cast<uint8_t>(merged);
   const int others = static_cast<int>(UniformInt(rng, 0, 3));
-  c.node.srcs = {MakeTensor(rng, &c, keys, {rows, n}, layout)};
+  c.node.srcs = {MakeTensor(rng, &c, keys, {rows, n}, merged == 0 ? layout : ForOutput(layout))};
   FillKeys(rng, &c, c.node.srcs[0]);
+  if (merged != 0) PresortKeys(&c, p.order, chunks * merged);
   for (int i = 0; i < others; ++i) {
     c.node.srcs.push_back(MakeTensor(rng, &c, RandomDType(rng), {rows, n}, layout));
     FillKeys(rng, &c, c.node.srcs.back());
@@ -182,7 +221,8 @@ inline NodeCase MakeSort(Rng& rng, DType keys, int64_t rows, int64_t n, int64_t 
     const int source = static_cast<int>(UniformInt(rng, 0, others + 1));
     p.source[i] = source > others ? kSortPositions : static_cast<uint8_t>(source);
     const DType t = source > others ? DType::kS32 : c.node.srcs[source].dtype;
-    c.node.outs.push_back(MakeTensor(rng, &c, t, {rows, chunks * kept}, ForOutput(layout)));
+    const int64_t length = kept == 0 ? n : chunks * kept;
+    c.node.outs.push_back(MakeTensor(rng, &c, t, {rows, length}, ForOutput(layout)));
   }
   c.node.params.assign(reinterpret_cast<const char*>(&p), sizeof p);
   c.tolerance.assign(outs, 0);
@@ -192,9 +232,13 @@ inline NodeCase MakeSort(Rng& rng, DType keys, int64_t rows, int64_t n, int64_t 
 inline NodeCase RandomSort(Rng& rng) {
   static const std::vector<int64_t> lengths = {1, 2, 3, 8, 31, 64, 65, 129, 500, 1000};
   const int64_t n = Pick(rng, lengths);
-  const int64_t chunks = Chance(rng, 0.5) ? 1 : UniformInt(rng, 1, std::min<int64_t>(n, 5));
-  const int64_t kept = Chance(rng, 0.3) ? n / chunks : UniformInt(rng, 1, n / chunks);
-  return MakeSort(rng, RandomDType(rng), UniformInt(rng, 0, 4), n, chunks, kept, RandomLayout(rng));
+  const int64_t most = std::min<int64_t>(kSortMaxMerged, n);
+  const int64_t merged = most < 2 || Chance(rng, 0.5) ? 0 : UniformInt(rng, 2, most);
+  const int64_t room = n / std::max<int64_t>(merged, 1);
+  const int64_t chunks = Chance(rng, 0.5) ? 1 : UniformInt(rng, 1, std::min<int64_t>(room, 5));
+  const int64_t kept = Chance(rng, 0.4) ? 0 : UniformInt(rng, 1, n / chunks);
+  return MakeSort(rng, RandomDType(rng), UniformInt(rng, 0, 4), n, chunks, kept, RandomLayout(rng),
+                  merged);
 }
 
 inline NodeCase RandomNode(Rng& rng, Op op) {

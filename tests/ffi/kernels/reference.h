@@ -406,6 +406,11 @@ class ReferenceExpr {
         for (Value v : values) r.i |= v.i;
         return r;
       }
+      case ExprOp::kReduceXor: {
+        Value r;
+        for (Value v : values) r.i ^= v.i;
+        return r;
+      }
       case ExprOp::kReduceMax:
       case ExprOp::kReduceMin: {
         if (values.empty()) {
@@ -446,8 +451,16 @@ inline void ReferenceMatmul(const Node& node, Buffers* buffers) {
   const TensorRef &out = node.outs[0], &lhs = node.srcs[0], &rhs = node.srcs[1];
   ForEachIndex(out, [&](const int64_t* i) {
     double sum = 0;
+    int64_t b0 = i[0], b1 = i[1];
+    if (node.srcs.size() == 3) {
+      const TensorRef& index = node.srcs[2];
+      const Value at = Read(*buffers, index, i);
+      const bool beyond = index.dtype == DType::kU64 && at.i < 0;
+      b0 = beyond ? rhs.shape[0] - 1 : std::min(std::max<int64_t>(at.i, 0), rhs.shape[0] - 1);
+      b1 = 0;
+    }
     for (int64_t k = 0; k < lhs.shape[3]; ++k) {
-      const int64_t a[] = {i[0], i[1], i[2], k}, b[] = {i[0], i[1], k, i[3]};
+      const int64_t a[] = {i[0], i[1], i[2], k}, b[] = {b0, b1, k, i[3]};
       sum += Read(*buffers, lhs, a).f * Read(*buffers, rhs, b).f;
     }
     Write(*buffers, out, i, {sum, 0});
@@ -510,7 +523,7 @@ inline void ReferenceSort(const Node& node, Buffers* buffers) {
   SortParams p;
   std::memcpy(static_cast<void*>(&p), node.params.data(), sizeof p);
   const TensorRef& keys = node.srcs[0];
-  const int64_t n = keys.shape[1], kept = node.outs[0].shape[1] / p.chunks;
+  const int64_t n = keys.shape[1], kept = node.outs[0].shape[1];
   for (int64_t row = 0; row < keys.shape[0]; ++row) {
     for (int64_t c = 0; c < p.chunks; ++c) {
       std::vector<int64_t> places;
@@ -520,9 +533,11 @@ inline void ReferenceSort(const Node& node, Buffers* buffers) {
         return ReferenceBefore(p.order, keys.dtype, Read(*buffers, keys, a),
                                Read(*buffers, keys, b));
       });
+      const int64_t first = kept == n ? c * n / p.chunks : c * (kept / p.chunks);
+      if (kept != n) places.resize(kept / p.chunks);
       for (size_t o = 0; o < node.outs.size(); ++o) {
-        for (int64_t j = 0; j < kept; ++j) {
-          const int64_t to[] = {row, c * kept + j}, from[] = {row, places[j]};
+        for (size_t j = 0; j < places.size(); ++j) {
+          const int64_t to[] = {row, first + static_cast<int64_t>(j)}, from[] = {row, places[j]};
           const bool position = p.source[o] == kSortPositions;
           Write(*buffers, node.outs[o], to,
                 position ? Value{0, places[j]} : Read(*buffers, node.srcs[p.source[o]], from));

@@ -253,6 +253,8 @@ const char* CombinerText(ExprOp op) {
       return "And";
     case ExprOp::kReduceOr:
       return "Or";
+    case ExprOp::kReduceXor:
+      return "Xor";
     case ExprOp::kReduceArgmax:
       return "Arg<true>";
     default:

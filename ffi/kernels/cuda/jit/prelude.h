@@ -292,6 +292,7 @@ struct Max { template <class T> DEV T of(T a, T b) { return op_max(a, b); } };
 struct Min { template <class T> DEV T of(T a, T b) { return op_min(a, b); } };
 struct And { template <class T> DEV T of(T a, T b) { return op_and(a, b); } };
 struct Or { template <class T> DEV T of(T a, T b) { return op_or(a, b); } };
+struct Xor { template <class T> DEV T of(T a, T b) { return op_xor(a, b); } };
 template <class R, class T> DEV T tree(T v, int from) {
 #pragma unroll
   for (int o = from; o > 0; o /= 2) v = R::of(v, from_lane(v, o));

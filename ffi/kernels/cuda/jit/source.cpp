@@ -394,7 +394,7 @@ class Generator {
   }
 
   bool IsReduction(int i) const {
-    return OpOf(i) >= ExprOp::kReduceSum && OpOf(i) <= ExprOp::kReduceArgmin;
+    return OpOf(i) >= ExprOp::kReduceSum && OpOf(i) <= ExprOp::kReduceXor;
   }
 
   // All instructions of a section; what it stores is kept in w<i>, unless order matters.
