@@ -36,9 +36,10 @@ bool Executor::Impl::Calibrate(const Recording& recording) {
     if (!device->Instantiate(chunk.graph(), &exec).ok()) break;
     copies.push_back(exec);
   }
-  const bool measured = device->FreeMemory(&after).ok() && !copies.empty() && after < before;
+  const bool asked = device->FreeMemory(&after).ok();
   for (ExecHandle exec : copies) device->DestroyExec(exec);
-  if (!measured) return true;  // somebody gave memory back meanwhile; the default will do
+  if (!asked || copies.empty()) return false;
+  if (after >= before) return true;  // somebody gave memory back meanwhile; the default will do
   const double nodes = static_cast<double>(copies.size() * chunk.launches().size());
   bytes_per_node = std::clamp(static_cast<double>(before - after) / nodes, kLeast, kMost);
   return true;

@@ -8,7 +8,7 @@ const char* NameOf(DeviceCall call) {
   constexpr const char* names[kNumDeviceCalls] = {
       "EnterDevice",   "LaunchKernel", "IsCapturing", "CreateStream", "BeginCapture",
       "CaptureKernel", "Fork",         "Join",        "EndCapture",   "Instantiate",
-      "Update",        "Patch",        "LaunchGraph", "ArenaReserve"};
+      "Update",        "Patch",        "LaunchGraph", "ArenaReserve", "FreeMemory"};
   return names[static_cast<size_t>(call)];
 }
 
@@ -120,6 +120,11 @@ Status FaultInjecting::ArenaReserve(Stream stream, uint64_t bytes, void** base, 
                                     bool* moved) {
   JAXGRAPH_RETURN_IF_ERROR(Count(DeviceCall::kArenaReserve));
   return inner_->ArenaReserve(stream, bytes, base, capacity, moved);
+}
+
+Status FaultInjecting::FreeMemory(uint64_t* bytes) {
+  JAXGRAPH_RETURN_IF_ERROR(Count(DeviceCall::kFreeMemory));
+  return inner_->FreeMemory(bytes);
 }
 
 }  // namespace jaxgraph

@@ -26,8 +26,9 @@ enum class DeviceCall : uint8_t {
   kPatch,
   kLaunchGraph,
   kArenaReserve,
+  kFreeMemory,
 };
-constexpr size_t kNumDeviceCalls = static_cast<size_t>(DeviceCall::kArenaReserve) + 1;
+constexpr size_t kNumDeviceCalls = static_cast<size_t>(DeviceCall::kFreeMemory) + 1;
 const char* NameOf(DeviceCall call);
 
 class FaultInjecting final : public GraphDevice {
@@ -64,7 +65,7 @@ class FaultInjecting final : public GraphDevice {
   Status ArenaReserve(Stream stream, uint64_t bytes, void** base, uint64_t* capacity,
                       bool* moved) override;
   void ArenaRelease(Stream stream, void* base) override { inner_->ArenaRelease(stream, base); }
-  Status FreeMemory(uint64_t* bytes) override { return inner_->FreeMemory(bytes); }
+  Status FreeMemory(uint64_t* bytes) override;
   Status MakeMark(Stream stream, Mark* mark) override { return inner_->MakeMark(stream, mark); }
   Status MillisecondsBetween(Mark from, Mark to, float* ms) override {
     return inner_->MillisecondsBetween(from, to, ms);

@@ -316,6 +316,34 @@ TEST(Limits, MemoryBudgetByWhatANodeCosts) {
   EXPECT_EQ(host.misuses(), 0);
 }
 
+// What cannot be asked, or tried, costs no call, and is asked again.
+TEST(Limits, ANodesCostIsLearntLaterIfTheDeviceDoesNotAnswer) {
+  for (DeviceCall call : {DeviceCall::kFreeMemory, DeviceCall::kInstantiate}) {
+    HostDevice host;
+    Accountant accountant(&host);
+    FaultInjecting device(&accountant);
+    TestEmitter emitter;
+    {
+      Executor executor(&device, &emitter);
+      StepBuffers b;
+      // Of the first program's capture: its three executables pass, the trial fails.
+      device.Fail(call, call == DeviceCall::kInstantiate ? 3 : 0);
+      for (int which = 0; which < 2; ++which) {
+        Program program = WithKey(static_cast<float>(which), static_cast<uint8_t>(which));
+        program.options.memory_budget = 1 << 20;
+        for (int i = 0; i < 4; ++i) b.Check(&executor, Seal(program), i, static_cast<float>(which));
+        const uint64_t learnt = which == 0 ? 1024u : 500u;
+        EXPECT_EQ(executor.Stats(7).exec_bytes, executor.Stats(7).live_exec_nodes * learnt);
+      }
+      EXPECT_EQ(device.failures(), 1u);
+      EXPECT_EQ(executor.Stats(7).replays, 4u);
+      EXPECT_EQ(executor.Stats(7).failures, 0u);
+    }
+    EXPECT_EQ(host.live_handles().execs, 0);
+    EXPECT_EQ(host.misuses(), 0);
+  }
+}
+
 // The first recording may turn out to be too large only when a node's cost is known: then it goes.
 TEST(Limits, WhatIsNotReplayedForWantOfMemoryHoldsNone) {
   HostDevice host;
