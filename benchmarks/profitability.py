@@ -28,13 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from llama import SHAPES, empty_cache, prefill, random_params
 
+TABLES = ("rows", "pieces", "prefill")
+
 
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("table", choices=["rows", "pieces", "prefill"])
+    add("table", choices=TABLES)
     add("--shape", choices=SHAPES, default="1b", help="widths of a layer (default: %(default)s)")
     add("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 24, 32, 64], metavar="N")
     add("--layers", type=int, default=8, metavar="N", help="of `rows` (default: %(default)s)")
@@ -61,7 +63,7 @@ def main(argv=None):
         print(f"| {name} | {xla:.1f} | {ours:.1f} | {xla / ours:.2f} |", flush=True)
     if arguments.json is not None:
         settings = {k: v for k, v in vars(arguments).items() if k != "json"}
-        text = json.dumps({"settings": settings, "rows": figures}, indent=1)
+        text = json.dumps({"settings": settings, "head": head, "rows": figures}, indent=1)
         arguments.json.write_text(text + "\n")
     return 0
 

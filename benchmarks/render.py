@@ -74,6 +74,9 @@ def _tables(out: Path, decode: list[Figures]) -> Iterator[str]:
         yield "## Operations\n\n" + _ops(load(out / "ops.json"))
     if (out / "regions.json").exists():
         yield "## Fork-join regions\n\n" + _regions(load(out / "regions.json"))
+    for file in sorted(out.glob("profitability_*.json")):
+        figures = load(file)
+        yield f"## Profitability: {figures['settings']['table']}\n\n" + _profitability(figures)
     if (out / "identity.json").exists():
         yield "## What deciding costs\n\n" + _identity(load(out / "identity.json"))
     for part, title in (("products", "Streaming products"), ("attention", "Decode attention")):
@@ -121,6 +124,19 @@ def _step(figures: Figures) -> str:
 def _ops(figures: Figures) -> str:
     rows = [[r["function"], f"{r['xla_us']:.2f}", f"{r['ops_us']:.2f}"] for r in figures["rows"]]
     return table([f"batch {figures['batch']}, µs a call", "XLA", "jaxgraph.ops"], rows)
+
+
+def _profitability(figures: Figures) -> str:
+    rows = [
+        [
+            str(r["case"]),
+            f"{r['xla_us']:,.0f}",
+            f"{r['jaxgraph_us']:,.0f}",
+            f"{r['xla_us'] / r['jaxgraph_us']:.2f}",
+        ]
+        for r in figures["rows"]
+    ]
+    return table([figures["head"], "XLA, µs", "jaxgraph, µs", "times faster"], rows)
 
 
 def _identity(figures: Figures) -> str:

@@ -27,7 +27,8 @@ sys.path.insert(0, str(HERE))
 
 from render import render  # noqa: E402
 
-PARTS = ("decode", "timeline", "ops", "regions", "identity", "products", "attention")
+PARTS = ("decode", "timeline", "ops", "regions", "profitability", "identity")
+PARTS += ("products", "attention")  # in C++
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,9 @@ def jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     for part in ("ops", "regions", "identity"):
         if part in arguments.only:
             yield Job(part, python(f"{part}.py"))
+    if "profitability" in arguments.only:
+        for name in ("rows", "pieces", "prefill"):
+            yield Job(f"profitability_{name}", python("profitability.py", name))
     for part, target in (("products", "stream_products"), ("attention", "attention")):
         if part in arguments.only:
             program = built(target, arguments.build)

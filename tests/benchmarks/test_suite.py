@@ -100,6 +100,9 @@ def test_what_is_wanted_is_run_and_nothing_else(suite):
         "decode_1b_1", "decode_1b_8", "decode_1b_1_32768",
     ]  # fmt: skip
     assert names("--only", "ops", "identity", "regions") == ["ops", "regions", "identity"]
+    assert names("--only", "profitability") == [
+        "profitability_rows", "profitability_pieces", "profitability_prefill",
+    ]  # fmt: skip
     assert names("--only", "timeline", "--shape", "135m") == ["timeline_135m"]
     (job,) = suite.jobs(suite.parse_arguments(["--only", "decode", "--shape", "8b", "--batch", "4",
                                                "--quick"]))  # fmt: skip
@@ -169,6 +172,9 @@ def test_other_tables(suite, tmp_path):
             {"experts": 2, "width": 512, "hidden": 1024, "at_once_us": 121.4, "chain_us": 140.2},
             {"experts": 4, "width": 512, "hidden": 512, "at_once_us": 164.0, "chain_us": 194.0},
         ]},
+        "profitability_rows": {"settings": {"table": "rows"}, "head": "rows", "rows": [
+            {"case": 8, "xla_us": 1200.4, "jaxgraph_us": 800.3},
+        ]},
     }  # fmt: skip
     for name, figures in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(figures))
@@ -176,7 +182,36 @@ def test_other_tables(suite, tmp_path):
     text = (tmp_path / "tables.md").read_text()
     assert rows_of(text, "## Operations") == [["rope", "12.10", "11.07"]]
     assert rows_of(text, "## What deciding costs") == [["uid hit", "0.23", "230.0 a call"]]
+    assert rows_of(text, "## Profitability: rows") == [["8", "1,200", "800", "1.50"]]
     assert rows_of(text, "## Fork-join regions") == [["2", "", "121, 140"], ["4", "164, 194", ""]]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "native"),
+    [
+        ("rows", ["--rows", "1", "40", "--layers", "2"], [True, True]),
+        ("pieces", ["--pieces", "2", "--of", "1", "2"], [True, True]),
+        ("prefill", ["--lengths", "20"], [False]),
+    ],
+)
+def test_what_profitability_compares(monkeypatch, tmp_path, table, options, native):
+    """All of ours is native, except for the prefill, which the rules leave to XLA."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import profitability
+
+    made, wrap = [], profitability.jaxgraph.wrap
+
+    def remembered(*args, **kwargs):
+        made.append(wrap(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(profitability.jaxgraph, "wrap", remembered)
+    file = tmp_path / "figures.json"
+    argv = [table, "--shape", "15m", "--rounds", "1", *options, "--json", str(file)]
+    assert profitability.main(argv) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert all(row["xla_us"] > 0 and row["jaxgraph_us"] > 0 for row in rows)
+    assert [step.explain().native for step in made] == native
 
 
 def test_regions_are_marked_and_not(monkeypatch, tmp_path, capsys):
