@@ -98,33 +98,32 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const char* from, bool in
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most `n` of the groups committed are still on their way.
+// Waits until at most `n` of the groups committed are still on their way. Not a switch: its table
+// of addresses lies in memory, and is cold the first time.
 __device__ __forceinline__ void WaitForCopies(int n) {
   static_assert(kMaxStages == 8);
-  switch (n) {
-    case 0:
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
-      break;
-    case 1:
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-      break;
-    case 2:
+  if (n < 4) {
+    if (n < 2) {
+      if (n < 1) {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+      } else {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+      }
+    } else if (n < 3) {
       asm volatile("cp.async.wait_group 2;" ::: "memory");
-      break;
-    case 3:
+    } else {
       asm volatile("cp.async.wait_group 3;" ::: "memory");
-      break;
-    case 4:
+    }
+  } else if (n < 6) {
+    if (n < 5) {
       asm volatile("cp.async.wait_group 4;" ::: "memory");
-      break;
-    case 5:
+    } else {
       asm volatile("cp.async.wait_group 5;" ::: "memory");
-      break;
-    case 6:
-      asm volatile("cp.async.wait_group 6;" ::: "memory");
-      break;
-    default:
-      asm volatile("cp.async.wait_group 7;" ::: "memory");
+    }
+  } else if (n < 7) {
+    asm volatile("cp.async.wait_group 6;" ::: "memory");
+  } else {
+    asm volatile("cp.async.wait_group 7;" ::: "memory");
   }
 }
 
@@ -354,35 +353,11 @@ __device__ __forceinline__ void StoreEight(char* to, const Eight& x) {
   *reinterpret_cast<uint4*>(to) = x.packed;
 }
 
-// Brings eighths [begin, end) of a single row into shared memory, `begin` first, with zeros behind
-// them up to `row_pitch`; all of it where there is a norm. Threads fetch what they work on, which
-// is there sooner than a copy that a barrier announces. The norm as in BringRows. All threads meet
-// at the end.
-template <typename T>
-__device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int begin, int end,
-                                         float (*by_warp)[kMaxTileRows]) {
+// Brings the norm of a single row into shared memory, at most kMost eighths a thread.
+template <typename T, int kMost>
+__device__ __forceinline__ void BringNorm(const StreamParams& p, char* row, int end,
+                                          float (*by_warp)[kMaxTileRows]) {
   const int thread = threadIdx.x;
-  const int zeros = 16 * (end - begin + thread);
-  if (zeros < p.row_pitch) StoreEight(row + zeros, {});
-  if (!p.has_norm) {
-    constexpr int kAtOnce = 8;
-    for (int first = begin + thread; first < end; first += kAtOnce * kStreamThreads) {
-      Eight x[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int i = first + j * kStreamThreads;
-        if (i < end) x[j] = LoadEight(p.row + 16 * i);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int i = first + j * kStreamThreads;
-        if (i < end) StoreEight(row + 16 * (i - begin), x[j]);
-      }
-    }
-    __syncthreads();
-    return;
-  }
-  constexpr int kMost = kMaxNormElements / 8 / kStreamThreads;
   const bool stores = blockIdx.x == gridDim.x - 1;
   Eight x[kMost], added[kMost], weight[kMost] = {};
 #pragma unroll
@@ -415,6 +390,42 @@ __device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int b
     if (stores) StoreEight(p.norm + at, x[j]);
   }
   __syncthreads();
+}
+
+// Brings eighths [begin, end) of a single row into shared memory, `begin` first, with zeros behind
+// them up to `row_pitch`; all of it where there is a norm. Threads fetch what they work on, which
+// is there sooner than a copy that a barrier announces. The norm as in BringRows. All threads meet
+// at the end.
+template <typename T>
+__device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int begin, int end,
+                                         float (*by_warp)[kMaxTileRows]) {
+  const int thread = threadIdx.x;
+  const int zeros = 16 * (end - begin + thread);
+  if (zeros < p.row_pitch) StoreEight(row + zeros, {});
+  if (!p.has_norm) {
+    constexpr int kAtOnce = 4;
+    for (int first = begin + thread; first < end; first += kAtOnce * kStreamThreads) {
+      Eight x[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kStreamThreads;
+        if (i < end) x[j] = LoadEight(p.row + 16 * i);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kStreamThreads;
+        if (i < end) StoreEight(row + 16 * (i - begin), x[j]);
+      }
+    }
+    __syncthreads();
+    return;
+  }
+  // Most rows are short, and code that is not run need not be fetched.
+  if (end <= kStreamThreads) {
+    BringNorm<T, 1>(p, row, end, by_warp);
+  } else {
+    BringNorm<T, kMaxNormElements / 8 / kStreamThreads>(p, row, end, by_warp);
+  }
 }
 
 // Norms of several rows into shared memory. Each row has warps of its own, a power of two of them.
@@ -473,16 +484,12 @@ __device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, ui
   }
 }
 
-// Brings eighths [begin, end) of the rows into shared memory, `row_pitch` bytes apart, with zeros
-// behind them; all threads of the block together, which have met since the barrier was made. With a
-// norm every block computes it, of whole rows, and one of them stores it.
+// Brings eighths [begin, end) of several rows into shared memory, `row_pitch` bytes apart, with
+// zeros behind them; all threads of the block together, which have met since the barrier was made.
+// With a norm every block computes it, of whole rows, and one of them stores it.
 template <typename T>
 __device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int begin, int end,
                                           uint32_t barrier, float (*by_warp)[kMaxTileRows]) {
-  if (p.m == 1) {
-    BringRow<T>(p, rows, begin, end, by_warp);
-    return;
-  }
   const int pitch = p.row_pitch, eights = end - begin, bytes = 16 * eights;
   for (int m = 0; m < p.m; ++m) {
     const int i = eights + static_cast<int>(threadIdx.x);

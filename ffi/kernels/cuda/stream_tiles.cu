@@ -165,9 +165,10 @@ __device__ __forceinline__ void StoreColumn(const StreamParams& p, const Tile& t
 }
 #endif
 
-// Registers for three blocks a multiprocessor, so that the next launch's find a place, if they
-// last.
-template <typename T, bool kAlongK, bool kPair>
+// One row has kernels of its own: code that is not run need not be fetched, and a decode step comes
+// by each of them for a few microseconds only. Registers for three blocks a multiprocessor, so that
+// the next launch's find a place, if they last.
+template <typename T, bool kAlongK, bool kPair, bool kOneRow>
 __global__ void __launch_bounds__(kStreamThreads, 3)
     StreamTilesKernel(const __grid_constant__ StreamParams p) {
 #if __CUDA_ARCH__ >= 900
@@ -177,7 +178,8 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   __shared__ float squares[kStreamWarps][kMaxTileRows];
   __shared__ __align__(8) uint64_t row_barrier, sum_barrier;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int sums = p.m * S::kWidth;
+  const int num_rows = kOneRow ? 1 : p.m;
+  const int sums = num_rows * S::kWidth;
   char* ring = shared + warp * p.stages * kStageBytes;
   float* by_warp = reinterpret_cast<float*>(shared + kStreamWarps * p.stages * kStageBytes);
   float* by_block = by_warp + kStreamWarps * sums;  // of a cluster's blocks, in its first
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   PrefetchNormWeight(p);
   if (!p.fetches_early) WaitForLaunchBefore();
   for (int s = 0; s < p.stages; ++s) supply.Start(s);
-  if (p.m > 1) {
+  if (!kOneRow) {
     if (threadIdx.x == 0) InitBarriers(SharedAddress(&row_barrier), 1);
     __syncthreads();
   }
@@ -203,7 +205,11 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   // A norm takes the whole row, a product the block's share.
   const Share share = supply.share();
   const int begin = p.has_norm ? 0 : share.begin, end = p.has_norm ? p.k : share.end;
-  BringRows<T>(p, rows, begin / 8, end / 8, SharedAddress(&row_barrier), squares);
+  if (kOneRow) {
+    BringRow<T>(p, rows, begin / 8, end / 8, squares);
+  } else {
+    BringRows<T>(p, rows, begin / 8, end / 8, SharedAddress(&row_barrier), squares);
+  }
 
   int stage = 0;
   for (int t = place.cluster; t < p.pieces; t += place.clusters) {
@@ -212,7 +218,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
       WaitForCopies(p.stages - 1);
       __syncwarp();  // the other lanes' copies, too
       MultiplyStage<T, kAlongK, S>(SharedAddress(ring) + stage * kStageBytes,
-                                   rows + 2 * (k - begin), p.row_pitch, p.m, sum);
+                                   rows + 2 * (k - begin), p.row_pitch, num_rows, sum);
       __syncwarp();  // all lanes have read the stage
       supply.Start(stage);
       if (++stage == p.stages) stage = 0;
@@ -223,7 +229,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
       const int side = i / (kTiles * 4), c = i / 4 % kTiles, e = i % 4;
       const int m = 2 * (lane % 4) + e % 2;
       const int n = side * S::kColumns + kStep * c + lane / 4 + e / 2 * 8;
-      if (m < p.m) by_warp[(warp * p.m + m) * S::kWidth + n] = sum[side][c][e];
+      if (m < num_rows) by_warp[(warp * num_rows + m) * S::kWidth + n] = sum[side][c][e];
     }
     __syncthreads();
     const auto sum_of = [&](const float* from, int count, int i) {
@@ -249,7 +255,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
       num_parts = p.splits;
     }
     const Tile tile = TileOf<S>(p, t);
-    for (int i = threadIdx.x; i < p.m * S::kColumns; i += kStreamThreads) {
+    for (int i = threadIdx.x; i < num_rows * S::kColumns; i += kStreamThreads) {
       const int m = i / S::kColumns, n = i % S::kColumns;
       float total[2] = {};
 #pragma unroll
@@ -263,15 +269,21 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
 #endif
 }
 
-template <typename T, bool kAlongK, bool kPair>
+template <typename T, bool kAlongK, bool kPair, bool kOneRow>
 const KernelInfo kTilesKernel = {
     kAlongK ? "stream_along_k" : "stream_along_n", sizeof(StreamParams), nullptr,
-    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair>)};
+    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair, kOneRow>)};
 
-template <typename T>
+template <typename T, bool kOneRow>
 const KernelInfo* KernelFor(bool along_k, bool pair) {
-  if (pair) return along_k ? &kTilesKernel<T, true, true> : &kTilesKernel<T, false, true>;
-  return along_k ? &kTilesKernel<T, true, false> : &kTilesKernel<T, false, false>;
+  if (pair) {
+    return along_k ? &kTilesKernel<T, true, true, kOneRow> : &kTilesKernel<T, false, true, kOneRow>;
+  }
+  return along_k ? &kTilesKernel<T, true, false, kOneRow> : &kTilesKernel<T, false, false, kOneRow>;
+}
+template <typename T>
+const KernelInfo* KernelFor(bool along_k, bool pair, int rows) {
+  return rows == 1 ? KernelFor<T, true>(along_k, pair) : KernelFor<T, false>(along_k, pair);
 }
 
 // Counts the tiles of all matrices.
@@ -329,8 +341,8 @@ void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const Str
   const Plan plan = PlanTiles(along_k, tuning, &params);
   const bool pair = params.activated != nullptr;
   Launch launch;
-  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(along_k, pair)
-                                        : KernelFor<StreamF16>(along_k, pair);
+  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(along_k, pair, params.m)
+                                        : KernelFor<StreamF16>(along_k, pair, params.m);
   launch.grid[0] = static_cast<uint32_t>(plan.clusters * params.splits);
   launch.block[0] = kStreamThreads;
   launch.cluster = static_cast<uint32_t>(params.splits);
