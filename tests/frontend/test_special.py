@@ -38,7 +38,7 @@ def test_series(name, dtype):
     if name == "digamma":  # a pole of both signs, which is -inf or NaN in versions of XLA
         got, want = (np.where(np.asarray(x) == 0, 0, values) for values in (got, want))
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-    at = np.asarray(x, np.float64)
+    at = np.array(x, np.float64)
     at[~np.isfinite(at)] = 0
     # Near a root or a pole what is left of the argument's digits decides.
     eps = float(jnp.finfo(dtype).eps)

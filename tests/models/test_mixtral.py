@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 from decoding import DTYPES, Weights, check_decoding
 
+import jaxgraph
+
 LAYERS, WIDTH, HEADS, HEAD_DIM, FFN, VOCAB, CONTEXT = 2, 40, 4, 10, 52, 97, 36
 EXPERTS, CHOSEN = 5, 2
 # With these weights no routing is a near tie: the second and third expert's logits lie at least
@@ -96,3 +98,16 @@ def model(dtype, batch):
 def test_a_mixture_of_experts_is_one_split(dtype, experts):
     step = functools.partial(decode_step, experts=experts)
     check_decoding(step, *model(dtype, 2))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_gathered_experts_are_read_where_they_lie(batch):
+    """Of a layer query, key, value, output, router, and three products of experts; nothing gathers
+    but the embedding."""
+    params, cache = model(jnp.float32, batch)
+    step = functools.partial(decode_step, experts=gathered_experts)
+    token, position = jnp.zeros(batch, jnp.int32), jnp.int32(0)
+    (split,) = jaxgraph.explain(step, params, cache, token, position).splits
+    assert split.ops["MATMUL"] == 8 * LAYERS + 1
+    assert split.ops["GATHER"] == 1
+    assert split.ops["SORT"] == LAYERS
