@@ -181,15 +181,18 @@ def run(job: Job, arguments: argparse.Namespace) -> bool:
 def machine() -> dict[str, str]:
     """What the figures are of. JAX is asked in another process: it would keep the GPU's memory."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib")}
-    ask = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep='|')"
-    backend, _, device = said(sys.executable, "-P", "-c", ask).partition("|")
+    ask = (
+        "import jax, jaxgraph; d = jax.devices()[0];"
+        "print(d.platform, d.device_kind, jaxgraph.__version__, sep='|')"
+    )
+    backend, device, version = (said(sys.executable, "-P", "-c", ask).split("|") + 3 * [""])[:3]
     return {
         "backend": backend,
         "device": device,
         "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "python": platform.python_version(),
         **versions,
-        "jaxgraph": said("git", "-C", str(HERE), "describe", "--always", "--dirty"),
+        "jaxgraph": said("git", "-C", str(HERE), "describe", "--always", "--dirty") or version,
         "date": time.strftime("%Y-%m-%d"),
     }
 
