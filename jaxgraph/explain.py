@@ -31,7 +31,7 @@ class ChunkInfo:
     Attributes:
       first_node: its first node's number in the split.
       nodes: how many there are.
-      launches: kernels launched for them, after fusion, copies into and out of slots included.
+      launches: kernels launched for them, after fusion; copies into and out of slots come on top.
     """
 
     first_node: int

@@ -56,8 +56,8 @@ void Executor::Impl::NoteMoved(Variant* variant, size_t base) {
   Log(*variant, "placement", variant->placement.Explain(program.bases[base], base));
 }
 
-// Follows the bases that wandered: the nodes that touch them and the slots' copies are others now.
-// An exception in the middle (host memory ran out) leaves the variant in doubt.
+// Follows the bases that wandered: the nodes that touch them are others now, unless they find them
+// in their slots. An exception in the middle (host memory ran out) leaves the variant in doubt.
 Status Executor::Impl::Follow(Context& context, Identity* identity) {
   Variant* variant = identity->variant;
   JAXGRAPH_RETURN_IF_ERROR(
@@ -66,10 +66,6 @@ Status Executor::Impl::Follow(Context& context, Identity* identity) {
   identity->partial = std::exchange(variant->recording.current, false);
   for (const uint32_t b : context.wandered) {
     NoteMoved(variant, b);
-    if (variant->placement.place(b) == Place::kSlot) {
-      const bool in = variant->program().bases[b].kind == BaseKind::kOperand;
-      (in ? identity->copies_in : identity->copies_out) = true;
-    }
     char* now = variant->placement.ResolveOne(b, context.addresses, context.arena.data());
     if (std::exchange(variant->snapshot.bases[b], now) != now) identity->moved.push_back(b);
   }
@@ -81,9 +77,13 @@ Status Executor::Impl::Follow(Context& context, Identity* identity) {
 // Takes bases that have come to rest out of their slots, whose copies every call pays for.
 void Executor::Impl::Settle(Context& context, Variant* variant, Identity* identity) {
   if (!variant->placement.Settle()) return;
-  variant->recording.current = false;
-  variant->placement.Resolve(context.addresses, context.arena.data(), &variant->snapshot.bases);
-  identity->partial = false;
+  std::vector<char*> now;
+  variant->placement.Resolve(context.addresses, context.arena.data(), &now);
+  for (uint32_t b = 0; b < now.size(); ++b) {
+    if (variant->snapshot.bases[b] != now[b]) identity->moved.push_back(b);
+  }
+  variant->snapshot.bases = std::move(now);
+  identity->partial |= std::exchange(variant->recording.current, false);
   identity->why = "bases that came to rest are used in place again";
   Log(*variant, "placement", identity->why);
 }
@@ -138,7 +138,6 @@ Status Executor::Impl::ChangeAddresses(Context& context, Variant* variant, Ident
   for (uint32_t b = 0; b < now.bases.size(); ++b) {
     if (variant->snapshot.bases[b] != now.bases[b]) identity->moved.push_back(b);
   }
-  identity->copies_in = identity->copies_out = true;  // which ones moved does not matter here
   variant->snapshot = std::move(now);
   variant->addresses = context.addresses;
   variant->arena_generation = context.arena.generation;
@@ -158,7 +157,6 @@ Status Executor::Impl::AddVariant(Context& context, Entry& entry, const Call& ca
   for (const std::unique_ptr<Variant>& other : entry.variants) {
     if (!other->Runs(program)) continue;
     variant->placement = other->placement;
-    variant->placement.BeginRecording();
     break;
   }
   variant->placement.BeginCall();

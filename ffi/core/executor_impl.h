@@ -43,12 +43,9 @@ struct Identity {
   Variant* variant = nullptr;
   bool uid_hit = false;
   bool addresses_changed = false;  // of nodes, in bases that are used in place
-  // The recording differs from what this call asks for in the nodes that touch `moved` and in the
-  // slot copies alone.
+  // The recording differs from what this call asks for in the nodes that touch `moved` alone.
   bool partial = false;
-  std::vector<uint32_t> moved;  // bases that the nodes find elsewhere now
-  bool copies_in = false;       // a slot must be filled from another buffer
-  bool copies_out = false;
+  std::vector<uint32_t> moved;      // bases that the nodes find elsewhere now
   std::string why;                  // of a change, or of a new variant
   std::vector<NodeChange> changes;  // the first nodes that differ
   uint64_t changes_total = 0;

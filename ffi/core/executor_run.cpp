@@ -26,9 +26,9 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
                               const Identity& identity) {
   Variant* variant = identity.variant;
   Recording& recording = variant->recording;
-  variant->placement.BeginRecording();
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.before, call.stream));
 
   Recorder recorder = MakeRecorder(context, *variant);
   const bool first = variant->stage != Stage::kCaptured;
@@ -42,8 +42,7 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
     if (status.ok()) status = RunChunk(context, &chunk, c, call);
     if (!status.ok()) return GoOnEagerly(context, plan, c, entry, call, variant, status);
   }
-  recording.copies_in = plan.copies_in;
-  recording.copies_out = plan.copies_out;
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   recording.index = std::move(plan.index);
   recording.nodes = 0;
   for (const PlannedChunk& chunk : plan.chunks) recording.nodes += chunk.launches.size();
@@ -75,37 +74,18 @@ Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
   const Planner planner(*emitter, program, variant->placement);
   const CallAddresses addresses{context.addresses, variant->snapshot.bases};
 
-  // In order of chunk and launch: copies into slots, nodes, copies out of slots.
-  std::vector<LaunchChange> changes;
-  bool same = true;
-  const auto change_copies = [&](BaseKind kind, uint32_t chunk, size_t first, size_t count) {
-    std::vector<Launch> copies;
-    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, kind, /*late=*/false, &copies));
-    same &= copies.size() == count;
-    for (size_t i = 0; i < copies.size(); ++i) {
-      changes.push_back({chunk, static_cast<uint32_t>(first + i), std::move(copies[i])});
-    }
-    return Status::Ok();
-  };
-  if (identity.copies_in && recording.copies_in > 0) {
-    JAXGRAPH_RETURN_IF_ERROR(change_copies(BaseKind::kOperand, 0, 0, recording.copies_in));
-  }
-  if (same && !identity.moved.empty()) {
+  std::vector<LaunchChange> changes;  // in order of chunk and launch
+  if (!identity.moved.empty()) {
+    bool same = false;
     JAXGRAPH_RETURN_IF_ERROR(
         planner.Remake(addresses, identity.moved, &recording.index, &changes, &same));
+    if (!same) return Record(context, entry, call, identity);
   }
-  if (same && identity.copies_out && recording.copies_out > 0) {
-    const size_t first = chunks.back().launches().size() - recording.copies_out;
-    JAXGRAPH_RETURN_IF_ERROR(change_copies(
-        BaseKind::kResult, static_cast<uint32_t>(chunks.size() - 1), first, recording.copies_out));
-  }
-  if (!same) return Record(context, entry, call, identity);
-
   std::vector<Launch> before;
   std::vector<Launch> after;
-  if (variant->placement.has_late_slots()) {
-    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kOperand, true, &before));
-    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kResult, true, &after));
+  if (variant->placement.has_slots()) {
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kOperand, &before));
+    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kResult, &after));
     JAXGRAPH_RETURN_IF_ERROR(LaunchAll(before, call.stream));
   }
   Recorder recorder = MakeRecorder(context, *variant);

@@ -1,7 +1,6 @@
 #include "ffi/core/launch_plan.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 
 #include "ffi/core/chunking.h"
@@ -77,11 +76,11 @@ std::vector<std::vector<uint32_t>> GroupsOfBases(const Program& program,
 }
 
 // May a launch of this node start before the launch in front of it has ended (dependent)? Only if
-// that is of the same chunk and branch and no slot copy: a kernel that starts early reads operands
-// that no node writes before it waits, and a slot looks like one of them; and where branches fork
-// and join, full edges order them.
+// that is of the same chunk and branch: a kernel that starts early reads operands that no node
+// writes before it waits, and a slot, which a copy in front of the first chunk fills, looks like
+// one of them; and where branches fork and join, full edges order them.
 bool MayDepend(const std::vector<Launch>& chunk, const Program& program, const Node& node) {
-  if (chunk.empty() || chunk.back().node_count == 0) return false;
+  if (chunk.empty()) return false;
   if (!program.options.concurrency) return true;
   return chunk.back().region == node.region && chunk.back().branch == node.branch;
 }
@@ -96,12 +95,11 @@ void Planner::Place(bool follows, Launch* launch) const {
   launch->dependent &= follows;
 }
 
-Status Planner::Copies(const CallAddresses& addresses, BaseKind kind, bool late,
+Status Planner::Copies(const CallAddresses& addresses, BaseKind kind,
                        std::vector<Launch>* launches) const {
   std::vector<SlotCopy> copies;
   for (size_t b = 1; b < program_.bases.size(); ++b) {
     if (program_.bases[b].kind != kind || placement_.place(b) != Place::kSlot) continue;
-    if (placement_.late(b) != late) continue;
     const bool in = kind == BaseKind::kOperand;
     copies.push_back({in ? addresses.resolved[b] : addresses.given[b],
                       in ? addresses.given[b] : addresses.resolved[b], program_.bases[b].nbytes});
@@ -127,17 +125,10 @@ Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
   }
 
   *plan = LaunchPlan();
-  std::vector<Launch> in;
-  std::vector<Launch> out;
-  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kOperand, /*late=*/false, &in));
-  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kResult, /*late=*/false, &out));
-  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kOperand, /*late=*/true, &plan->before));
-  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kResult, /*late=*/true, &plan->after));
-  plan->copies_in = in.size();
-  plan->copies_out = out.size();
+  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kOperand, &plan->before));
+  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kResult, &plan->after));
   for (const ChunkRange& range : CutChunks(program_, groups, program_.options.chunk_size)) {
     PlannedChunk& chunk = plan->chunks.emplace_back();
-    if (plan->chunks.size() == 1) chunk.launches = std::move(in);
     for (size_t g = range.begin; g < range.end; ++g) {
       PlannedGroup& group = plan->index.groups_.emplace_back();
       group.first_node = groups[g].first_node;
@@ -154,8 +145,6 @@ Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
     }
     if (range.begin < range.end) chunk.first_node = groups[range.begin].first_node;
   }
-  std::vector<Launch>& last = plan->chunks.back().launches;
-  std::move(out.begin(), out.end(), std::back_inserter(last));
   plan->index.nodes_ = std::move(nodes);
   plan->index.groups_of_base_ = GroupsOfBases(program_, plan->index.groups_);
   return Status::Ok();

@@ -45,9 +45,7 @@ class PlanIndex {
 
 struct LaunchPlan {
   std::vector<PlannedChunk> chunks;  // at least one
-  size_t copies_in = 0;              // launches in front of the first chunk
-  size_t copies_out = 0;             // launches behind the last
-  // Copies of late slots: launched before and after the chunks, and no part of them.
+  // Copies into slots and out of them: launched before and after the chunks, and no part of them.
   std::vector<Launch> before, after;
   PlanIndex index;
 };
@@ -73,10 +71,8 @@ class Planner {
 
   Status Make(const CallAddresses& addresses, LaunchPlan* plan) const;
 
-  // The copies between slots and the call's own buffers (kind: operands in, results out); of late
-  // slots, or of the others.
-  Status Copies(const CallAddresses& addresses, BaseKind kind, bool late,
-                std::vector<Launch>* launches) const;
+  // The copies between slots and the call's own buffers (kind: operands in, results out).
+  Status Copies(const CallAddresses& addresses, BaseKind kind, std::vector<Launch>* launches) const;
 
   // The launches that are other ones because these bases moved, in order. *same is false where the
   // emission covers other nodes, or takes another number of launches, than before: then the plan

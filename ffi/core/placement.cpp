@@ -6,30 +6,35 @@ namespace jaxgraph {
 namespace {
 
 // Measured on an H200, in µs.
-constexpr double kPatchMicros = 0.9;     // the parameters of one node, set in an executable
-constexpr double kCopyMicros = 1.2;      // one kernel more in the graph
-constexpr double kLateCopyMicros = 3.5;  // one kernel more beside it
+constexpr double kPatchMicros = 0.9;   // the parameters of one node, set in an executable
+constexpr double kPatchedMicros = 20;  // what the next launch of it takes longer, however many
+constexpr double kCopyMicros = 5;      // a kernel beside the executables
 constexpr double kCopyBytesPerMicro = 4.3e6 / 2;  // a copy reads and writes
 
 // Aliased bases up to this size are counters and tokens that somebody donates, and get another
 // buffer at nearly every call all the same; larger ones are caches, which stay or alternate.
 constexpr uint64_t kMaxAliasedWanderer = 4096;
 
+// Up to this size every base that may wander has a slot set aside for it. Of the larger ones, many
+// are weights, which stay, so that slots for all of them would cost memory for nothing.
+constexpr uint64_t kSmall = kArenaAlignment;
+
 // A large result that so few nodes touch (logits: the product, the choice) is patched at them.
 constexpr uint32_t kFewNodes = 4;
 
 // So many moves must be seen before an executable is changed for the sake of a slot.
-constexpr uint32_t kMovesForLateSlot = 4;
+constexpr uint32_t kMovesOnceRecorded = 4;
 
 uint64_t AlignUp(uint64_t bytes) {
   return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
 }
 
-// What a base costs in each call in which it moves.
-double PatchCost(const BaseFacts& facts) { return facts.nodes * kPatchMicros; }
+// What a base costs in each call in which it moves, and in each call.
+double PatchCost(const BaseFacts& facts) {
+  return facts.nodes > 0 ? facts.nodes * kPatchMicros + kPatchedMicros : 0;
+}
 double CopyCost(const BaseFacts& facts) {
-  return (facts.recorded ? kLateCopyMicros : kCopyMicros) +
-         static_cast<double>(facts.nbytes) / kCopyBytesPerMicro;
+  return kCopyMicros + static_cast<double>(facts.nbytes) / kCopyBytesPerMicro;
 }
 
 std::vector<uint32_t> NodesOfBases(const Program& program) {
@@ -65,8 +70,8 @@ bool MayWander(const BaseFacts& facts) {
 // Never one that the program writes into in place: whoever looks for the new value looks at the
 // operand's own address.
 bool MayUseSlot(const BaseFacts& facts) {
-  if (!MayWander(facts) || facts.aliased || facts.written) return false;
-  return facts.nbytes <= kMaxSlotBytes && CopyCost(facts) + kPatchMicros < PatchCost(facts);
+  if (!MayWander(facts) || facts.aliased || facts.written || facts.nodes == 0) return false;
+  return facts.nbytes <= kSmall || (facts.expected && facts.nbytes <= kMaxSlotBytes);
 }
 
 // A base that stays put costs nothing in place, and its first move is worth a look at the node
@@ -78,10 +83,9 @@ Place ChoosePlace(const BaseFacts& facts) {
   if (!MayWander(facts)) return Place::kInPlace;
   if (facts.moves == 0) return facts.expected ? Place::kPatched : Place::kInPlace;
   if (!MayUseSlot(facts)) return Place::kPatched;
-  if (facts.recorded && facts.moves < kMovesForLateSlot) return Place::kPatched;
+  if (facts.recorded && facts.moves < kMovesOnceRecorded) return Place::kPatched;
   const double rate = static_cast<double>(facts.moves) / std::max(facts.calls, facts.moves);
-  const double slot = CopyCost(facts) + (facts.recorded ? 0 : rate * kPatchMicros);
-  return slot < rate * PatchCost(facts) ? Place::kSlot : Place::kPatched;
+  return CopyCost(facts) < rate * PatchCost(facts) ? Place::kSlot : Place::kPatched;
 }
 
 Placement::Placement(const Program& program, bool slots)
@@ -133,10 +137,6 @@ bool Placement::NoteMoved(size_t base, bool recorded) {
   const Place place = ChoosePlace(state.facts);
   if (place == state.place) return false;
   SetPlace(&state, place);
-  if (place == Place::kSlot) {
-    state.late = recorded;
-    has_late_slots_ |= recorded;
-  }
   return true;
 }
 
@@ -145,17 +145,9 @@ bool Placement::Settle() {
   for (State& state : bases_) {
     if (state.place != Place::kSlot || calls_ - state.last_move < kRestCalls) continue;
     SetPlace(&state, Place::kPatched);
-    state.late = false;
     any = true;
   }
-  has_late_slots_ =
-      std::any_of(bases_.begin(), bases_.end(), [](const State& s) { return s.late; });
   return any;
-}
-
-void Placement::BeginRecording() {
-  for (State& state : bases_) state.late = false;
-  has_late_slots_ = false;
 }
 
 char* Placement::ResolveOne(size_t base, const std::vector<char*>& addresses, char* arena) const {
@@ -203,7 +195,7 @@ std::string Placement::Why(size_t base) const {
   if (state.place == Place::kInPlace && !state.may_wander) {
     text += facts.aliased || facts.written ? "; updated in place" : "; too large to follow";
   }
-  if (state.place == Place::kSlot) text += state.late ? "; copied beside the graph" : "; copied";
+  if (state.place == Place::kSlot) text += "; copied beside the graph";
   return text;
 }
 

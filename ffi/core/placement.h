@@ -5,8 +5,8 @@
 //             properties are compared and the variant is updated, or another address set is found
 //   patched   the address is recorded but no part of the uid: the nodes that touch it are patched
 //             whenever it moves, and it costs nothing while it stays
-//   slot      the nodes find it in the arena; a copy brings it there (or out), and only the copy
-//             knows the address
+//   slot      the nodes find it in the arena; a copy that is launched in front of the executables
+//             brings it there (or one behind them out), so that these never change
 #pragma once
 
 #include <cstdint>
@@ -58,10 +58,7 @@ class Placement {
   Place place(size_t base) const { return bases_[base].place; }
   // Those that may not wander make up an address set of the program.
   bool may_wander(size_t base) const { return bases_[base].may_wander; }
-  // A slot that was given after the recording was made: its copy is launched beside the
-  // executables, since a node more would need a new executable.
-  bool late(size_t base) const { return bases_[base].late; }
-  bool has_late_slots() const { return has_late_slots_; }
+  bool has_slots() const { return num_slots_ > 0; }
   // Bytes of the arena: the program's own, then one slot for every base that may ever want one, so
   // that a change of mind never grows it.
   uint64_t arena_bytes() const { return arena_bytes_; }
@@ -76,8 +73,6 @@ class Placement {
   bool DueToSettle() const { return num_slots_ > 0 && calls_ % kRestCalls == 0; }
   // Takes bases that came to rest out of their slots. True if there was one.
   bool Settle();
-  // The recording is made anew: the copies of all slots are nodes of it.
-  void BeginRecording();
 
   // Where the nodes find each base, given the call's addresses and the arena.
   void Resolve(const std::vector<char*>& addresses, char* arena,
@@ -99,15 +94,14 @@ class Placement {
  private:
   // Moves that are so many calls ago say nothing of the present.
   static constexpr uint64_t kMemoryCalls = 64;
-  // A base in a slot that did not move in so many calls is at rest: by then its copy has cost
-  // about as much as the capture without it will (1.2 us a call; 1 to 2 ms).
-  static constexpr uint64_t kRestCalls = 1024;
+  // A base in a slot that did not move in so many calls is at rest, as inside a loop: its copy has
+  // cost more by then than the patches that take it out of its slot.
+  static constexpr uint64_t kRestCalls = 128;
 
   struct State {
     BaseFacts facts;
     Place place = Place::kInPlace;
     bool may_wander = false;
-    bool late = false;
     uint64_t slot = 0;        // offset in the arena
     uint64_t first_call = 0;  // since when moves are counted
     uint64_t last_move = 0;
@@ -119,7 +113,6 @@ class Placement {
   uint64_t arena_bytes_ = 0;
   uint64_t calls_ = 0;
   size_t num_slots_ = 0;
-  bool has_late_slots_ = false;
 };
 
 // What no earlier call has vouched for: addresses that are there, and aliases that hold.

@@ -46,10 +46,8 @@ class RecordedChunk {
 
 struct Recording {
   std::vector<RecordedChunk> chunks;
-  size_t copies_in = 0;   // launches in front of the first chunk
-  size_t copies_out = 0;  // launches behind the last
-  PlanIndex index;        // of the plan that the chunks were made of
-  uint64_t nodes = 0;     // launches in all chunks: what the executables' memory grows with
+  PlanIndex index;     // of the plan that the chunks were made of
+  uint64_t nodes = 0;  // launches in all chunks: what the executables' memory grows with
   // Every chunk does what the variant's present addresses ask for. False from before the first
   // change until after the last: a recording that was left half changed is never replayed.
   bool current = false;

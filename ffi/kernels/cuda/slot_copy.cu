@@ -9,7 +9,7 @@
 namespace jaxgraph {
 namespace {
 
-constexpr int kMaxCopies = 64;
+constexpr int kMaxCopies = 16;
 constexpr uint32_t kThreads = 256;
 constexpr uint64_t kBytesPerBlock = kThreads * 16 * 4;
 constexpr uint64_t kMaxBlocksPerCopy = 1024;

@@ -129,7 +129,7 @@ TEST(ExecutorFaults, ArenaThatCannotGrowNamesTheSizesAndStillWorks) {
   m.device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
   const Status status = m.executor->Execute(Seal(large), b.Operands(), b.Results(), nullptr);
   EXPECT_EQ(status.code(), Code::kOutOfMemory);
-  EXPECT_NE(status.message().find("from 256 to 1048576 bytes"), std::string::npos)
+  EXPECT_NE(status.message().find("from 1024 to 1049344 bytes"), std::string::npos)
       << status.message();
   b.Check(m.executor.get(), program, 3);
   EXPECT_EQ(m.Stats().replays, 2u);
@@ -148,7 +148,7 @@ TEST(ExecutorFaults, PoisonedContextIsAnError) {
     m.device.Fail(call, 0, 1000, Code::kContextPoisoned);
     Status status;
     for (int i = 0; i < 4 && status.ok(); ++i) {
-      b.MoveX();
+      b.MoveAcc();  // it is patched at its nodes
       status = m.executor->Execute(program, b.Operands(), b.Results(), nullptr);
     }
     EXPECT_EQ(status.code(), Code::kContextPoisoned);

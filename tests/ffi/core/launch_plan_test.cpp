@@ -74,20 +74,14 @@ void CheckCoverage(const Program& program, const LaunchPlan& plan) {
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
     const PlannedChunk& chunk = plan.chunks[c];
     ASSERT_EQ(chunk.first_node, chunk.node_count > 0 ? next : 0u);
-    const size_t copies_in = c == 0 ? plan.copies_in : 0;
-    const size_t copies_out = c + 1 == plan.chunks.size() ? plan.copies_out : 0;
-    ASSERT_GE(chunk.launches.size(), copies_in + copies_out);
     size_t at = next;
     for (size_t l = 0; l < chunk.launches.size(); ++l) {
       const Launch& launch = chunk.launches[l];
-      const bool copy = l < copies_in || l + copies_out >= chunk.launches.size();
-      ASSERT_EQ(launch.node_count == 0, copy);
-      // Dependent launch never reaches over the start of a chunk, nor over the slot copies.
-      const bool behind_a_node = !copy && l > copies_in;
+      ASSERT_GT(launch.node_count, 0u);
+      // Dependent launch never reaches over the start of a chunk.
       const bool same_branch = l > 0 && launch.region == chunk.launches[l - 1].region &&
                                launch.branch == chunk.launches[l - 1].branch;
-      ASSERT_EQ(launch.dependent, behind_a_node && same_branch);
-      if (copy) continue;
+      ASSERT_EQ(launch.dependent, same_branch);
       if (launch.first_node + launch.node_count == at) continue;  // a second launch of the group
       while (at < launch.first_node) {
         ASSERT_EQ(program.nodes[at].op, Op::kView) << at;
@@ -125,7 +119,7 @@ TEST(LaunchPlan, EveryNodeIsCoveredOnceForEveryChunkSize) {
   for (int round = 0; round < 60; ++round) {
     Program program = RandomProgram(&random, random() % 40);
     Placement placement(program);
-    for (size_t b : {1, 2}) {  // with enough nodes that touch them, both get a slot
+    for (size_t b : {1, 2}) {  // with a node that touches them, both get a slot
       placement.BeginCall();
       placement.NoteMoved(b, /*recorded=*/false);
     }
@@ -140,8 +134,11 @@ TEST(LaunchPlan, EveryNodeIsCoveredOnceForEveryChunkSize) {
         program.options.chunk_size = size;
         LaunchPlan plan;
         ASSERT_TRUE(Planner(emitter, program, placement).Make({addresses, resolved}, &plan).ok());
-        EXPECT_EQ(plan.copies_in, placement.place(1) == Place::kSlot ? 1u : 0u);
-        EXPECT_EQ(plan.copies_out, placement.place(2) == Place::kSlot ? 1u : 0u);
+        EXPECT_EQ(plan.before.size(), placement.place(1) == Place::kSlot ? 1u : 0u);
+        EXPECT_EQ(plan.after.size(), placement.place(2) == Place::kSlot ? 1u : 0u);
+        for (const auto* copies : {&plan.before, &plan.after}) {
+          for (const Launch& copy : *copies) EXPECT_FALSE(copy.dependent);
+        }
         CheckCoverage(program, plan);
         if (HasFatalFailure()) return;
         // Chunks of one node are cut wherever it is allowed.
