@@ -29,7 +29,7 @@ from llama import SHAPES, decode_step, empty_cache, random_params
 STEPS = 8  # in the scan
 # Of jaxgraph's kernels, by name. XLA's names say what is fused, not what it is for.
 KINDS = {
-    "attention": re.compile(r"^(Attention|Merge)"),
+    "attention": re.compile(r"^Attention"),
     "products": re.compile(r"^(Stream|Along|Tiled|Columns|Panels)"),
     "norms, rows and all else": re.compile(r"^jaxgraph_|^[A-Z]"),
 }
