@@ -182,7 +182,7 @@ RESERVED = textwrap.dedent(
     def fun(x):
         return (x @ x + 1) @ x
 
-    step, x = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True)), jnp.ones((64, 64))
+    step, x = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True)), jnp.ones((8, 8))
     jnp.sum(x).block_until_ready()
     gauge = _native.testing.Machine("CUDA")
     try:
@@ -201,7 +201,7 @@ RESERVED = textwrap.dedent(
     assert jnp.allclose(out, fun(x))
     stats = step.stats()
     assert (stats.replays, stats.arena_bytes >= 256 << 20) == (2, True), stats
-    assert before - gauge.free_memory() < taken + (64 << 20)
+    assert before - gauge.free_memory() < taken + (192 << 20), "a second arena"
     print("reserved", flush=True)
     """
 )

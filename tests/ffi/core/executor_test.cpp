@@ -633,6 +633,48 @@ TEST(Executor, BaseThatNoNodeReadsMayMove) {
   EXPECT_EQ(m.Stats().patches, 0u);
 }
 
+// The thread that calls gets its own current device back, whatever became of the call.
+TEST(Executor, EveryDeviceThatIsEnteredIsLeft) {
+  class Counting final : public HostDevice {
+   public:
+    Status EnterDevice(int* previous) override {
+      *previous = 40 + entered++;
+      return Status::Ok();
+    }
+    void LeaveDevice(int previous) override {
+      EXPECT_EQ(previous, 40 + --entered);  // nested as they should be
+      ++left;
+    }
+    int entered = 0;
+    int left = 0;
+  };
+  Counting host;
+  FaultInjecting device(&host);
+  TestEmitter emitter;
+  const auto program = Seal(StepProgram());
+  Program disabled = StepProgram();
+  disabled.options.disabled = true;
+  {
+    Executor executor(&device, &emitter);
+    StepBuffers b;
+    ASSERT_TRUE(executor.Reserve(1 << 12).ok());
+    for (int i = 0; i < 4; ++i) b.Check(&executor, program, i);
+    b.Check(&executor, Seal(disabled), 1);
+    for (DeviceCall call : {DeviceCall::kLaunchGraph, DeviceCall::kLaunchKernel}) {
+      device.Fail(call, 0, 1, Code::kContextPoisoned);
+      EXPECT_FALSE(executor.Execute(program, b.Operands(), b.Results(), nullptr).ok());
+      EXPECT_EQ(host.entered, 0);
+      executor.Clear(7);
+    }
+    VariantDescription description;
+    EXPECT_TRUE(executor.Preview(*program, &description).ok());
+    executor.FlushTrace();
+    EXPECT_EQ(host.entered, 0);
+  }
+  EXPECT_EQ(host.entered, 0);
+  EXPECT_GE(host.left, 10);
+}
+
 TEST(Executor, DisabledMeansEager) {
   Machine m;
   StepBuffers b;
