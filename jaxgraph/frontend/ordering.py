@@ -32,8 +32,8 @@ _MAX_OPERANDS = 8
 _MAX_PIECES = 1 << 15
 # Of each piece of a long row; more are the first of a sort of all.
 _MAX_LARGEST = MAX_LENGTH // 4
-# Of a sort by merging (measured: docs/kernels.md), and of what it begins with, which keeps more
-# blocks busy than whole kernels' lengths would.
+# Of all rows of a sort by merging (measured: docs/kernels.md), and of what it begins with, which
+# keeps more blocks busy than whole kernels' lengths would.
 _MAX_SORTED = 1 << 15
 _SORTED_PIECE = 1024
 # A triangle is quadratic work, so longer rows are cut into pieces, and their sums are summed.
@@ -46,14 +46,16 @@ def why_not(eqn: FlatEqn) -> str | None:
     """Why this equation cannot be native, or None."""
     name, x = eqn.primitive.name, eqn.inputs[0].aval
     n = x.shape[_axis(eqn)]
+    merged = n > MAX_LENGTH and x.size > _MAX_SORTED
     if name == "top_k":
         k = int(eqn.params["k"])
-        if n > _MAX_SORTED and not (0 < k <= _MAX_LARGEST and _pieces(n) <= _MAX_PIECES):
-            return f"is the {k} largest of {n} elements"
-        return "takes none of the elements" if k == 0 else None
+        if k == 0:
+            return "takes none of the elements"
+        few = k <= _MAX_LARGEST and _pieces(n) <= _MAX_PIECES
+        return None if few or not merged else f"is the {k} largest of {n} elements"
     if name == "sort":
-        if n > _MAX_SORTED:
-            return f"is sort of {n} elements, native up to {_MAX_SORTED}"
+        if merged:
+            return f"is sort of {x.size} elements, native up to {_MAX_SORTED}"
         return "sorts many arrays at once" if len(eqn.inputs) > _MAX_OPERANDS else None
     if len(x.shape) > _MAX_RANK:
         return f"sums up an array of more than {_MAX_RANK} dimensions"

@@ -91,7 +91,7 @@ def test_top_k_of_a_vocabulary_in_two_or_three_kernels(dtype, k):
     assert explanation.splits[0].ops == {"SORT": 3 if k == 1000 else 2}
 
 
-@pytest.mark.parametrize(("n", "nodes"), [(4096, 1), (4097, 2), (5000, 2), (20000, 3)])
+@pytest.mark.parametrize(("n", "nodes"), [(4096, 1), (4097, 2), (5000, 2), (16000, 3)])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_top_k_of_many_is_the_beginning_of_a_sort(n, nodes, dtype):
     x = jnp.round(jax.random.normal(jax.random.key(0), (2, n)) * 300).astype(dtype)
@@ -100,13 +100,14 @@ def test_top_k_of_many_is_the_beginning_of_a_sort(n, nodes, dtype):
 
 
 # One node up to 4096 elements; then pieces of 1024 or less, of which up to eight become one.
-SORTED = [(4096, 1), (4097, 2), (8192, 2), (8193, 3), (32768, 3)]
+SORTED = [(2, 4096, 1), (2, 4097, 2), (2, 8192, 2), (2, 8193, 3), (1, 32768, 3)]
 
 
-@pytest.mark.parametrize(("n", "nodes"), SORTED)
-def test_long_sorts_are_merged_from_pieces(n, nodes):
-    x = jnp.round(jax.random.normal(jax.random.key(0), (2, n)) * 99)
-    x = x.at[0, 5].set(np.nan).at[0, n - 2].set(-np.nan).at[1, :99].set(-0.0).at[1, 7].set(-np.inf)
+@pytest.mark.parametrize(("rows", "n", "nodes"), SORTED)
+def test_long_sorts_are_merged_from_pieces(rows, n, nodes):
+    x = jnp.round(jax.random.normal(jax.random.key(0), (rows, n)) * 99)
+    x = x.at[0, 5].set(np.nan).at[0, n - 2].set(-np.nan)
+    x = x.at[-1, 9:99].set(-0.0).at[-1, 7].set(-np.inf)
     places = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     explanation = check(lambda x: lax.sort((x, places), num_keys=1), x)
     assert explanation.splits[0].ops["SORT"] == nodes  # the sorted and their places
@@ -133,8 +134,9 @@ def test_long_sorts_carry_other_operands_along(num_keys):
 def test_longer_sorts_stay_in_xla():
     explanation = check(lambda x: jnp.sort(x), jnp.arange(32769.0), native=False)
     assert "sort of 32769 elements" in str(explanation)
-    explanation = check(lambda x: lax.top_k(x, 2000), jnp.arange(32769.0), native=False)
-    assert "2000 largest of 32769" in str(explanation)
+    explanation = check(lambda x: lax.top_k(x, 2000), jnp.ones((2, 20000)), native=False)
+    assert "2000 largest of 20000" in str(explanation)
+    check(lambda x: (jnp.sort(x), lax.top_k(x, 2000)), jnp.ones((99, 4096)))  # nothing is merged
 
 
 @pytest.mark.parametrize("num_keys", [2, 3])
