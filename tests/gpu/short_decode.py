@@ -33,6 +33,10 @@ def main() -> int:
             params = random_params(config, dtype, jax.random.key(0))
             for batch in (1, 3):
                 decode(step, params, empty_cache(config, batch, 128, dtype), batch, digest)
+            cache = empty_cache(config, 1, 128, dtype)
+            example = params, cache, jnp.ones(1, jnp.int32), jnp.int32(0)
+            packed = step.pack(params, example_args=example)
+            decode(step, packed, step.pack(cache, argnum=1), 1, digest)
         stats = step.stats()
         print(stats)
         assert stats.eager and stats.captures and stats.replays and stats.patches
@@ -45,7 +49,7 @@ def decode(step, params, cache, batch, digest) -> None:
     token, position = jnp.ones(batch, jnp.int32), jnp.int32(0)
     for i in range(6):
         if i == 4:
-            cache = jax.tree.map(jnp.copy, cache)
+            cache = jax.tree.map(jnp.copy, cache)  # to other addresses
         token, position, cache = step(params, cache, token, position)
         digest.update(np.asarray(token).tobytes())
     for leaf in jax.tree.leaves(cache):
