@@ -95,6 +95,10 @@ void Planner::Place(bool follows, Launch* launch) const {
   launch->dependent &= follows;
 }
 
+char* Planner::ScratchOf(const CallAddresses& addresses) const {
+  return placement_.scratch() < 0 ? nullptr : addresses.resolved[0] + placement_.scratch();
+}
+
 Status Planner::Copies(const CallAddresses& addresses, BaseKind kind,
                        std::vector<Launch>* launches) const {
   std::vector<SlotCopy> copies;
@@ -112,6 +116,7 @@ Status Planner::Copies(const CallAddresses& addresses, BaseKind kind,
 
 Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
   std::vector<ResolvedNode> nodes = ResolveNodes(program_, addresses.resolved);
+  for (ResolvedNode& node : nodes) node.scratch = ScratchOf(addresses);
   std::vector<Group> groups;
   std::vector<std::vector<Launch>> emitted;  // by group
   for (size_t n = 0; n < nodes.size();) {
@@ -177,7 +182,9 @@ Status Planner::Remake(const CallAddresses& addresses, const std::vector<uint32_
   for (const uint32_t g : touched) {
     const PlannedGroup& group = index->groups_[g];
     for (uint32_t n = 0; n < group.node_count; ++n) {
-      ResolveNode(addresses.resolved, &index->nodes_[group.first_node + n]);
+      ResolvedNode& node = index->nodes_[group.first_node + n];
+      ResolveNode(addresses.resolved, &node);
+      node.scratch = ScratchOf(addresses);
     }
   }
   std::vector<Launch> fresh;

@@ -84,6 +84,7 @@ class Planner {
   std::vector<uint32_t> TouchedGroups(const PlanIndex& index,
                                       const std::vector<uint32_t>& moved_bases) const;
   void Place(bool follows, Launch* launch) const;
+  char* ScratchOf(const CallAddresses& addresses) const;
 
   const Emitter& emitter_;
   const Program& program_;

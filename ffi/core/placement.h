@@ -59,9 +59,11 @@ class Placement {
   // Those that may not wander make up an address set of the program.
   bool may_wander(size_t base) const { return bases_[base].may_wander; }
   bool has_slots() const { return num_slots_ > 0; }
-  // Bytes of the arena: the program's own, then one slot for every base that may ever want one, so
-  // that a change of mind never grows it.
+  // Bytes of the arena: the program's own, scratch memory, then one slot for every base that may
+  // ever want one, so that a change of mind never grows it.
   uint64_t arena_bytes() const { return arena_bytes_; }
+  // Where in the arena the kernels' scratch memory is (ResolvedNode::scratch); negative: nowhere.
+  int64_t scratch() const { return scratch_; }
   // Pairs (base of a result, base of the operand whose address it must have).
   const std::vector<std::pair<size_t, size_t>>& aliases() const { return aliases_; }
 
@@ -111,6 +113,7 @@ class Placement {
   std::vector<State> bases_;
   std::vector<std::pair<size_t, size_t>> aliases_;
   uint64_t arena_bytes_ = 0;
+  int64_t scratch_ = -1;
   uint64_t calls_ = 0;
   size_t num_slots_ = 0;
 };

@@ -21,7 +21,10 @@ struct ResolvedNode {
   // Bit i: no node of the program writes srcs[i], so a kernel that starts before its predecessor
   // has ended may read it.
   uint32_t constant_srcs = 0;
+  // kScratchBytes that the launches of one emission may pass on among themselves; null: none.
+  char* scratch = nullptr;
 };
+constexpr uint64_t kScratchBytes = 72 << 10;
 
 // One contiguous copy between a slot and a wandering base.
 struct SlotCopy {

@@ -39,7 +39,10 @@ void UseRegisters(const Attention& attention, DType computed, ExprProgram* p) {
   }
 }
 
-Status Prepare(const ResolvedNode& resolved, Attention attention, AttentionNode* prepared) {
+}  // namespace
+
+Status PrepareAttention(const ResolvedNode& resolved, Attention attention,
+                        AttentionNode* prepared) {
   const Node& node = *resolved.node;
   const TensorRef &q = node.srcs[0], &k = node.srcs[1], &v = node.srcs[2], &out = node.outs[0];
   for (const int64_t n :
@@ -100,6 +103,8 @@ Status Prepare(const ResolvedNode& resolved, Attention attention, AttentionNode*
   return Status::Ok();
 }
 
+namespace {
+
 // Rows of `n` elements of 16 bytes each, a multiple of them, contiguous along dimension `along`.
 bool RowsOfVectors(const char* address, const int64_t (&strides)[4], int along, int64_t n,
                    int64_t item) {
@@ -131,7 +136,7 @@ Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool 
   Attention attention;
   JAXGRAPH_RETURN_IF_ERROR(DecodeAttention(*resolved.node, &attention));
   AttentionNode node = {};
-  JAXGRAPH_RETURN_IF_ERROR(Prepare(resolved, attention, &node));
+  JAXGRAPH_RETURN_IF_ERROR(PrepareAttention(resolved, attention, &node));
   const AttentionArgs& args = node.args;
   if (args.b0 == 0 || args.b1 == 0 || args.g == 0 || args.e == 0) return Status::Ok();
   const bool streams = args.s > 0 && FitsStreamKernel(args);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ffi/core/attention.h"
 #include "ffi/core/dtype.h"
 #include "ffi/kernels/cuda/attention_early.h"
 #include "ffi/kernels/cuda/attention_form.h"
@@ -37,6 +38,8 @@ struct AttentionNode {
   AttentionArgs args;
   ExprParams program;  // its sources have their strides over [b0, b1, g, s]
 };
+
+Status PrepareAttention(const ResolvedNode& node, Attention attention, AttentionNode* prepared);
 
 // What a kernel takes: its plan, with the program or, where its form is known, without.
 template <typename Plan>

@@ -5,6 +5,7 @@
 
 #include <climits>
 
+#include "ffi/kernels/cuda/async_copy.cuh"
 #include "ffi/kernels/cuda/attention.h"
 #include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/interpreter.cuh"
@@ -93,10 +94,6 @@ __device__ __forceinline__ float ScaleOf(float score, float common) {
 
 // ---- shared memory, and asynchronous copies to it ----
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 // 16 bytes, or zeros; the address must be valid either way.
 __device__ __forceinline__ void CopyAsync(char* to, const char* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
@@ -106,11 +103,6 @@ __device__ __forceinline__ void CopyAsync(char* to, const char* from, bool insid
 #else
   *reinterpret_cast<uint4*>(to) =
       inside ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
-#endif
-}
-__device__ __forceinline__ void CommitCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 // Waits for all groups of this thread but the last `kPending`, and for the warp.

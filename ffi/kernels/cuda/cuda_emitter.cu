@@ -10,6 +10,7 @@
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "ffi/kernels/cuda/jit/jit.h"
 #include "ffi/kernels/cuda/launchers.h"
+#include "ffi/kernels/cuda/layer_group.h"
 #include "ffi/kernels/cuda/stream_group.h"
 
 namespace jaxgraph {
@@ -71,9 +72,7 @@ class CudaEmitterImpl final : public Emitter {
     *covered = 0;
     const size_t before = launches->size();
     const Node& node = *nodes[first].node;
-    if (clusters_) {
-      JAXGRAPH_RETURN_IF_ERROR(EmitStreamGroup(nodes, first, fusion, launches, covered));
-    }
+    JAXGRAPH_RETURN_IF_ERROR(EmitStreamed(nodes, first, fusion, launches, covered));
     if (*covered == 0) *covered = EmitCompiled(nodes, first, fusion, launches);
     if (*covered == 0) {
       *covered = 1;
@@ -101,6 +100,16 @@ class CudaEmitterImpl final : public Emitter {
   }
 
  private:
+  // What Hopper's kernels cover: whole layers, or products and what stands around them.
+  Status EmitStreamed(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                      std::vector<Launch>* launches, size_t* covered) const {
+    *covered = 0;
+    if (!clusters_) return Status::Ok();
+    if (fusion) JAXGRAPH_RETURN_IF_ERROR(EmitLayers(nodes, first, launches, covered));
+    if (*covered > 0) return Status::Ok();
+    return EmitStreamGroup(nodes, first, fusion, launches, covered);
+  }
+
   // Appends the launch of a kernel that was compiled for nodes[first..), if there is one, and
   // returns how many nodes it covers.
   size_t EmitCompiled(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
@@ -109,7 +118,7 @@ class CudaEmitterImpl final : public Emitter {
     return jit_.Emit(nodes, first, fusion, [&] { return Alone(nodes, first, fusion); }, launches);
   }
 
-  // The nodes from `first` on that no streaming kernel covers.
+  // The nodes from `first` on that none of these covers.
   std::vector<size_t> Alone(const std::vector<ResolvedNode>& nodes, size_t first,
                             bool fusion) const {
     std::vector<size_t> alone;
@@ -117,7 +126,7 @@ class CudaEmitterImpl final : public Emitter {
     for (size_t n = first; n < nodes.size();) {
       size_t covered = 0;
       // A group that cannot be emitted will say so when its turn comes.
-      if (clusters_ && !EmitStreamGroup(nodes, n, fusion, &unused, &covered).ok()) covered = 0;
+      if (!EmitStreamed(nodes, n, fusion, &unused, &covered).ok()) covered = 0;
       if (covered == 0) alone.push_back(n);
       n += std::max<size_t>(covered, 1);
     }

@@ -239,4 +239,43 @@ bool MatchSiluProduct(const ExprProgram& program, SiluProductForm* form) {
   return false;
 }
 
+bool MatchRotary(const ExprProgram& program, RotaryForm* form) {
+  constexpr DType f32 = DType::kF32;
+  Values values;
+  if (!values.Build(program) || values.stores().size() != 2 || program.num_outs != 2) return false;
+  // A half, and an angle's cosine or sine, of a product.
+  const auto product = [&](int v, int* half, int* angle) {
+    return values.EitherWay(v, ExprOp::kMul, f32, [&](int a, int b) {
+      const int from = values.ConvertedFrom(a, form->dtype, f32);
+      if (from == kNone) return false;
+      *half = values.Source(from, form->dtype);
+      *angle = values.Source(b, f32);
+      return *half != kNone && *angle != kNone;
+    });
+  };
+  for (int first = 0; first < 2; ++first) {
+    const Values::Store &low = values.stores()[first], &high = values.stores()[1 - first];
+    if (low.value == kNone || high.value == kNone) return false;
+    *form = {};
+    form->dtype = values[low.value].dtype;
+    if (form->dtype != DType::kBF16 && form->dtype != DType::kF16) return false;
+    const int difference = values.ConvertedFrom(low.value, f32, form->dtype);
+    const int sum = values.ConvertedFrom(high.value, f32, form->dtype);
+    if (!values.Is(difference, ExprOp::kSub, f32)) continue;
+    if (!product(values[difference].a, &form->low, &form->cos) ||
+        !product(values[difference].b, &form->high, &form->sin)) {
+      return false;
+    }
+    form->low_out = low.out;
+    form->high_out = high.out;
+    return values.EitherWay(sum, ExprOp::kAdd, f32, [&](int a, int b) {
+      int halves[2], angles[2];
+      return product(a, &halves[0], &angles[0]) && product(b, &halves[1], &angles[1]) &&
+             halves[0] == form->high && angles[0] == form->cos && halves[1] == form->low &&
+             angles[1] == form->sin;
+    });
+  }
+  return false;
+}
+
 }  // namespace jaxgraph

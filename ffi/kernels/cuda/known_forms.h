@@ -32,4 +32,14 @@ struct SiluProductForm {
 };
 bool MatchSiluProduct(const ExprProgram& program, SiluProductForm* form);
 
+// EXPR: both halves of a head rotated, in f32, each rounded once to `dtype`.
+//   low_out = low * cos - high * sin
+//   high_out = high * cos + low * sin
+struct RotaryForm {
+  DType dtype = DType::kBF16;                   // of low, high and the outputs; cos and sin are f32
+  int low = -1, high = -1, cos = -1, sin = -1;  // sources
+  int low_out = -1, high_out = -1;
+};
+bool MatchRotary(const ExprProgram& program, RotaryForm* form);
+
 }  // namespace jaxgraph

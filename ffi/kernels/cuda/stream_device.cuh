@@ -2,6 +2,7 @@
 // Hopper's instructions.
 #pragma once
 
+#include "ffi/kernels/cuda/async_copy.cuh"
 #include "ffi/kernels/cuda/dependent.cuh"
 #include "ffi/kernels/cuda/matmul_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
@@ -12,10 +13,6 @@ constexpr int kStreamWarps = 8;
 constexpr int kStreamThreads = kStreamWarps * kWarp;
 
 // ---- instructions ----
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // A launch that depends on this one may start; it waits (below) before it reads what we write.
 __device__ __forceinline__ void LetNextStart() {
@@ -94,9 +91,6 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const char* from, bool in
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(inside ? 16 : 0)
                : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
 }
 // Waits until at most `n` of the groups committed are still on their way. Not a switch: its table
 // of addresses lies in memory, and is cold the first time.

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 
 #include "tests/ffi/core/step.h"
@@ -236,6 +237,53 @@ TEST(LaunchPlan, AGroupThatCouldCoverMoreNowIsSeenOverViews) {
   addresses[2] = memory + 128;
   ASSERT_TRUE(planner.Remake({addresses, addresses}, {2}, &plan.index, &changes, &same).ok());
   EXPECT_FALSE(same);
+}
+
+// A launch with the node's scratch memory as its parameters.
+class ScratchEmitter final : public Emitter {
+ public:
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool,
+              std::vector<Launch>* launches, size_t* covered) const override {
+    *covered = 1;
+    launches->emplace_back().kernel = &kNothing;
+    launches->back().set_params(nodes[first].scratch);
+    launches->back().first_node = static_cast<uint32_t>(first);
+    launches->back().node_count = 1;
+    return Status::Ok();
+  }
+  Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
+    return Status::Ok();
+  }
+  bool Capturable(const Node&) const override { return true; }
+};
+
+TEST(LaunchPlan, ScratchMemoryMovesWithTheArena) {
+  const ScratchEmitter emitter;
+  Program p;
+  p.arena_bytes = kSlice;
+  p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena")};
+  const TensorRef inside = Dense(DType::kF32, 0, 0, {1});
+  p.nodes = {MakeNode(Op::kAttention, {inside}, {inside})};
+  const Placement placement(p);
+  std::vector<char> first(placement.arena_bytes()), second(placement.arena_bytes());
+  std::vector<char*> addresses = {first.data()};
+  const Planner planner(emitter, p, placement);
+  const auto scratch_of = [](const Launch& launch) {
+    char* scratch = nullptr;
+    std::memcpy(&scratch, launch.params.data(), sizeof scratch);
+    return scratch;
+  };
+  LaunchPlan plan;
+  ASSERT_TRUE(planner.Make({addresses, addresses}, &plan).ok());
+  EXPECT_EQ(scratch_of(plan.chunks[0].launches[0]), first.data() + placement.scratch());
+  EXPECT_LE(placement.scratch() + kScratchBytes, first.size());
+  addresses[0] = second.data();
+  std::vector<LaunchChange> changes;
+  bool same = false;
+  ASSERT_TRUE(planner.Remake({addresses, addresses}, {0}, &plan.index, &changes, &same).ok());
+  ASSERT_TRUE(same);
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(scratch_of(changes[0].fresh), second.data() + placement.scratch());
 }
 
 TEST(LaunchPlan, EmissionThatBreaksItsPromiseIsRefused) {

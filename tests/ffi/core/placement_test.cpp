@@ -154,6 +154,22 @@ TEST(Placement, SlotsAreAlignedDisjointAndThereFromTheStart) {
   for (size_t i = 1; i < slots.size(); ++i) EXPECT_GE(slots[i] - slots[i - 1], kSlice);
 }
 
+TEST(Placement, ScratchMemoryLiesBetweenTheProgramAndTheSlots) {
+  Program program = StepProgram(1, kManyReaders);
+  EXPECT_LT(Placement(program).scratch(), 0);  // nobody asks for it
+  program.nodes.back().op = Op::kAttention;
+  Placement placement(program);
+  const int64_t scratch = placement.scratch();
+  ASSERT_GE(scratch, static_cast<int64_t>(program.arena_bytes));
+  EXPECT_EQ(static_cast<uint64_t>(scratch) % kArenaAlignment, 0u);
+  Move(&placement, 1, 10);
+  ASSERT_EQ(placement.place(1), Place::kSlot);
+  char* const arena = reinterpret_cast<char*>(uintptr_t{1} << 20);
+  EXPECT_GE(placement.ResolveOne(1, std::vector<char*>(program.bases.size()), arena),
+            arena + scratch + kScratchBytes);
+  EXPECT_LT(Placement(program, /*slots=*/false).scratch(), 0);  // an arena of the program's size
+}
+
 TEST(Placement, WithoutSlotsEverythingIsInPlace) {
   const Placement placement(StepProgram(), /*slots=*/false);
   for (size_t b = 1; b < 7; ++b) EXPECT_EQ(placement.place(b), Place::kInPlace) << b;

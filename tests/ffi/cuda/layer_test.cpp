@@ -1,0 +1,241 @@
+// The kernels of layers against single nodes, the host's kernels and sums in f64; eager, captured
+// and replayed runs against each other, bit by bit.
+#include "ffi/kernels/cuda/layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/ffi/cuda/cuda_test.h"
+#include "tests/ffi/cuda/layer_case.h"
+#include "tests/ffi/kernels/run_host.h"
+
+namespace jaxgraph::testing {
+namespace {
+
+class LayerTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    int capability = 0;
+    ASSERT_OK(CudaComputeCapability(0, &capability));
+    if (capability / 10 != 9 && capability / 10 != 10) GTEST_SKIP() << "no kernels of layers";
+  }
+
+  // What the nodes leave in memory, run eagerly; the same when captured and replayed.
+  void RunOnCuda(const LayerCase& c, bool fusion, size_t num_launches, Buffers* result) {
+    std::vector<DeviceBytes> memory;
+    std::vector<char*> addresses;
+    for (const auto& buffer : c.buffers) {
+      memory.emplace_back(buffer.size(), stream());
+      addresses.push_back(memory.back().data());
+    }
+    const auto upload = [&] {
+      for (size_t b = 0; b < c.buffers.size(); ++b) memory[b].Upload(c.buffers[b]);
+    };
+    const auto download = [&] {
+      Buffers all;
+      for (const DeviceBytes& m : memory) all.push_back(m.Download());
+      return all;
+    };
+    const std::vector<ResolvedNode> nodes = ResolveLayers(c, addresses);
+    std::vector<Launch> launches;
+    for (size_t n = 0; n < nodes.size();) {
+      size_t covered = 0;
+      ASSERT_OK(CudaEmitter().Emit(nodes, n, fusion, &launches, &covered));
+      n += covered;
+    }
+    if (num_launches > 0) {
+      ASSERT_EQ(launches.size(), num_launches);
+    }
+    launches[0].dependent = false;
+    upload();
+    for (const Launch& launch : launches) ASSERT_OK(device_->LaunchKernel(launch, stream_));
+    *result = download();
+
+    GraphHandle graph = nullptr;
+    ExecHandle exec = nullptr;
+    std::vector<NodeHandle> handles;
+    ASSERT_OK(Capture(launches, &graph, &handles));
+    ASSERT_OK(device_->Instantiate(graph, &exec));
+    for (int i = 0; i < 3; ++i) {
+      upload();
+      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      EXPECT_TRUE(download() == *result) << "replay " << i << " differs from the eager run";
+    }
+    device_->DestroyExec(exec);
+    device_->DestroyGraph(graph);
+  }
+
+  static std::vector<double> Values(const TensorRef& t, const Buffers& buffers) {
+    std::vector<double> x;
+    ForEachIndex(t, [&](const int64_t* index) { x.push_back(Read(buffers, t, index).f); });
+    return x;
+  }
+  // ||got - want|| / ||want||; not a number where either holds one.
+  static double Distance(const std::vector<double>& got, const std::vector<double>& want) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      error += (got[i] - want[i]) * (got[i] - want[i]);
+      size += want[i] * want[i];
+    }
+    return std::sqrt(error / size);
+  }
+
+  void Check(Rng& rng, const StepShape& s) {
+    SCOPED_TRACE(std::to_string(s.layers) + " layers of " + std::to_string(s.size) + ", heads " +
+                 std::to_string(s.kv_heads) + " x " + std::to_string(s.heads) + " of " +
+                 std::to_string(s.width) + ", hidden " + std::to_string(s.hidden) + ", rows " +
+                 std::to_string(s.rows) + ", position " + std::to_string(s.position) + ", row " +
+                 std::to_string(s.written) + " " + NameOf(s.dtype));
+    const LayerCase c = MakeLayers(rng, s);
+    Buffers fused, single;
+    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, 2 * s.layers + 2, &fused));
+    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, false, 0, &single));
+    const Buffers host = RunHost(c.nodes, c.buffers);
+    // Sums in another order move a few roundings, and what follows from them.
+    const double unit = s.dtype == DType::kBF16 ? 1.0 / 256 : 1.0 / 2048;
+    std::vector<TensorRef> results = {c.out, c.last_row};
+    for (const LayerNodes& l : c.layers) {
+      results.push_back(l.keys);
+      results.push_back(l.values);
+    }
+    results.push_back(c.nodes.back().outs[1]);  // the norm of it all
+    for (const TensorRef& t : results) {
+      const std::vector<double> got = Values(t, fused);
+      EXPECT_LE(Distance(got, Values(t, single)), unit * s.layers) << "against single nodes";
+      EXPECT_LE(Distance(got, Values(t, host)), unit * s.layers) << "against the host";
+    }
+    const LayerResults exact = LayersInDouble(c, s);
+    const double ours = Distance(Values(c.out, fused), exact.out);
+    const double theirs = Distance(Values(c.out, single), exact.out);
+    EXPECT_LE(ours, 1.3 * theirs + unit / 8) << "against f64";
+    EXPECT_LE(theirs, 4 * unit * s.layers) << "single nodes against f64";
+    // Nothing but the results, the norm behind and scratch memory has changed.
+    for (size_t b = 2; b < c.buffers.size(); ++b) {
+      const bool result = std::any_of(results.begin(), results.end(),
+                                      [&](const TensorRef& t) { return t.base == b; });
+      if (!result) {
+        EXPECT_TRUE(fused[b] == c.buffers[b]) << "buffer " << b;
+      }
+    }
+  }
+};
+
+StepShape Of15m() {
+  StepShape s;
+  s.size = 288;
+  s.kv_heads = 6;
+  s.heads = 1;
+  s.width = 48;
+  s.hidden = 768;
+  s.rows = 256;
+  s.position = s.written = 200;
+  return s;
+}
+StepShape Of135m() {
+  StepShape s;
+  s.size = 576;
+  s.kv_heads = 3;
+  s.heads = 3;
+  s.width = 64;
+  s.hidden = 1536;
+  s.rows = 1024;
+  s.position = s.written = 512;
+  return s;
+}
+
+TEST_F(LayerTest, Models) {
+  Rng rng(1);
+  for (StepShape s : {Of15m(), Of135m()}) {
+    for (const DType t : {DType::kBF16, DType::kF16}) {
+      s.dtype = t;
+      for (const int64_t layers : {1, 2}) {
+        for (const bool other : {false, true}) {
+          s.layers = layers;
+          s.residual = s.positions_first = other;
+          s.spelling.silu_rounds = s.spelling.rounds_first = !other;
+          ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LayerTest, Positions) {
+  Rng rng(2);
+  StepShape s = Of135m();
+  for (const int64_t position : {0, 1, 15, 16, 255, 256, 1022, 1023}) {
+    s.position = s.written = position;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+  // The row that is written is another than the last one seen.
+  for (const int64_t written : {-5, 0, 77, 511, 513, 1023, 4000}) {
+    s.position = 512;
+    s.written = written;
+    s.drops = false;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+    s.drops = true;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+  s.drops = false;
+  s.written = 1023;
+  s.position = 5000;  // beyond the cache: everything is seen
+  ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+}
+
+TEST_F(LayerTest, RandomSizes) {
+  Rng rng(3);
+  for (int i = 0; i < 40; ++i) {
+    StepShape s;
+    s.layers = UniformInt(rng, 1, 2);
+    s.size = 32 * UniformInt(rng, 1, 32);
+    s.kv_heads = UniformInt(rng, 1, 8);
+    s.heads = UniformInt(rng, 1, 8);
+    s.width = 8 * UniformInt(rng, 1, 8);
+    s.hidden = 32 * UniformInt(rng, 1, 64);
+    s.rows = UniformInt(rng, 1, 2048);
+    s.position = s.written = UniformInt(rng, 0, s.rows - 1);
+    s.dtype = Chance(rng, 0.5) ? DType::kBF16 : DType::kF16;
+    s.positions_first = Chance(rng, 0.5);
+    s.residual = Chance(rng, 0.5);
+    s.spelling.norm_weight = Chance(rng, 0.8);
+    LayerCase c = MakeLayers(rng, s);
+    Buffers buffers = c.buffers;
+    std::vector<Launch> launches;
+    size_t covered = 0;
+    ASSERT_OK(
+        CudaEmitter().Emit(ResolveLayers(c, Addresses(buffers)), 0, true, &launches, &covered));
+    if (covered < kNodesOfLayer) continue;  // too large for shared memory
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+// A weight is the sum of two numbers in the kernel: infinite values must not make NaN of that.
+TEST_F(LayerTest, InfiniteValues) {
+  Rng rng(4);
+  StepShape s = Of135m();
+  s.rows = 300;
+  s.position = s.written = 299;
+  LayerCase c = MakeLayers(rng, s);
+  const int64_t at[] = {0, 1, 123, 7};
+  Write(c.buffers, c.layers[0].values, at, {HUGE_VAL, 0});
+  Buffers fused;
+  ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, 4, &fused));
+  const Buffers host = RunHost(c.nodes, c.buffers);
+  // Three queries have an infinite output, which every element of the product has a share of.
+  const std::vector<double> got = Values(c.out, fused), want = Values(c.out, host);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(std::isnan(got[i]), std::isnan(want[i])) << i;
+  }
+  const std::vector<double> row = Values(c.last_row, fused), row_host = Values(c.last_row, host);
+  for (size_t i = 0; i < row.size(); ++i) {
+    EXPECT_TRUE(row[i] == row_host[i] || (std::isnan(row[i]) && std::isnan(row_host[i]))) << i;
+  }
+}
+
+}  // namespace
+}  // namespace jaxgraph::testing
