@@ -9,7 +9,14 @@ constexpr int kMaxStages = 8;
 // Dynamic shared memory of a block, which leaves room for the kernels' own.
 constexpr int32_t kMaxStreamShared = 208 * 1024;
 
-// One row times matrices that are contiguous along k.
+// Of all matrices.
+inline int64_t ColumnsOf(const StreamParams& params) {
+  int64_t columns = 0;
+  for (int i = 0; i < params.num_products; ++i) columns += params.product[i].n;
+  return columns;
+}
+
+// One row times matrices that are contiguous along k, without an activation.
 bool FitsStreamVector(const StreamParams& params);
 void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
                         Launches* launches);

@@ -60,6 +60,28 @@ class StreamGroupTest : public ::testing::Test {
   }
 };
 
+TEST_F(StreamGroupTest, WarpsTakeManyColumnsOfOneRowAndTilesTheRest) {
+  const auto kernel = [](int64_t m, const std::vector<int64_t>& columns, bool along_k,
+                         bool activation = false) {
+    GroupShape s;
+    s.m = m;
+    s.columns = columns;
+    s.along_k = along_k;
+    s.activation = activation;
+    Rng rng(1);
+    std::vector<Launch> launches;
+    Covered(MakeGroup(rng, s), true, &launches);
+    EXPECT_EQ(launches.size(), 1u);
+    return std::string(launches[0].kernel->name);
+  };
+  EXPECT_EQ(kernel(1, {16384}, true), "stream_vector");
+  EXPECT_EQ(kernel(1, {16000, 384}, true), "stream_vector");
+  EXPECT_EQ(kernel(1, {16383}, true), "stream_along_k");
+  EXPECT_EQ(kernel(1, {16384, 16384}, true, true), "stream_along_k");
+  EXPECT_EQ(kernel(2, {16384}, true), "stream_along_k");
+  EXPECT_EQ(kernel(1, {16384}, false), "stream_along_n");
+}
+
 TEST_F(StreamGroupTest, NormProductsAndActivationAreOne) {
   for (const bool along_k : {true, false}) {
     GroupShape s = Mlp();

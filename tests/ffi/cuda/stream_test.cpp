@@ -228,6 +228,24 @@ TEST_F(StreamTest, HeadsAreFloats) {
   }
 }
 
+// One row and so many columns that warps take whole ones, or slices of them; several matrices.
+TEST_F(StreamTest, ManyColumns) {
+  Rng rng(11);
+  GroupShape s;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    s.dtype = s.out = dtype;
+    s.k = 200;
+    s.columns = {16384 - 7, 6, 1};
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+  for (const int64_t k : {2048, 2056, 4104, 8200}) {
+    s.k = k;
+    s.norm = k < 8192;
+    s.columns = {16384 + 3};
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, false));
+  }
+}
+
 TEST_F(StreamTest, SizesThatDivideByNothing) {
   Rng rng(6);
   for (int i = 0; i < 80; ++i) {
