@@ -1,9 +1,9 @@
 // Streaming products of one row and matrices that are contiguous along k, of as many columns as a
-// head has. A warp takes whole
-// columns, or its slice of k of them where they are long, and streams them through a ring of its
-// own in shared memory: one bulk copy of up to 4 KB a piece, announced by the stage's barrier. One
-// row is too little for tensor cores, and asks little enough of the others. Slices meet in shared
-// memory at the end of the block, in order; nothing else holds a warp up.
+// head has. A warp takes whole columns, or its slice of k of them where they are long, and streams
+// them through a ring of its own in shared memory: one bulk copy of up to 4 KB a piece, announced
+// by the stage's barrier. One row is too little for tensor cores, and asks little enough of the
+// others. Slices meet in shared memory at the end of the block, in order; nothing else holds a warp
+// up.
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
