@@ -74,9 +74,14 @@ Status Executor::Impl::Follow(Context& context, Identity* identity) {
   return Status::Ok();
 }
 
-// Takes bases that have come to rest out of their slots, whose copies every call pays for.
+// Takes bases that have come to rest out of their slots, whose copies every call pays for. As in
+// Follow, an exception leaves the variant in doubt: nobody would fill the slots any more.
 void Executor::Impl::Settle(Context& context, Variant* variant, Identity* identity) {
-  if (!variant->placement.Settle()) return;
+  const uint64_t generation = std::exchange(variant->arena_generation, Variant::kInDoubt);
+  if (!variant->placement.Settle()) {
+    variant->arena_generation = generation;
+    return;
+  }
   std::vector<char*> now;
   variant->placement.Resolve(context.addresses, context.arena.data(), &now);
   for (uint32_t b = 0; b < now.size(); ++b) {
@@ -84,6 +89,7 @@ void Executor::Impl::Settle(Context& context, Variant* variant, Identity* identi
   }
   variant->snapshot.bases = std::move(now);
   identity->partial |= std::exchange(variant->recording.current, false);
+  variant->arena_generation = generation;
   identity->why = "bases that came to rest are used in place again";
   Log(*variant, "placement", identity->why);
 }
