@@ -8,7 +8,12 @@ from matplotlib.patches import Patch
 from render import Figures, fastest, label
 
 ENGINES = {"XLA": "#999999", "jaxgraph": "#0072b2"}
-KERNELS = {"products": "#0072b2", "attention": "#d55e00", "kernels of XLA": "#999999"}
+KERNELS = {
+    "products": "#0072b2",
+    "attention": "#d55e00",
+    "layers": "#cc79a7",
+    "kernels of XLA": "#999999",
+}
 OTHER_KERNELS = "#009e73"
 ENLARGED_US = 120
 

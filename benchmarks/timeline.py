@@ -30,6 +30,7 @@ STEPS = 8  # in the scan
 # Of jaxgraph's kernels, by name. XLA's names say what is fused, not what it is for.
 KINDS = {
     "attention": re.compile(r"^Attention"),
+    "layers": re.compile(r"^Layer"),  # of small models: products and attention in two kernels
     "products": re.compile(r"^(Stream|Along|Tiled|Columns|Panels)"),
     "norms, rows and all else": re.compile(r"^jaxgraph_|^[A-Z]"),
 }

@@ -68,6 +68,11 @@ def test_what_comes_before_and_after_the_steps_is_left_out(timeline):
     assert timeline.one_step(more, 4) == timeline.one_step(kernels, 4)
 
 
+def test_kernels_of_layers_are_neither_attention_nor_products(timeline):
+    for name in ("LayerAttentionKernel", "LayerMlpKernel", "LayerEndKernel"):
+        assert timeline.Kernel(name, 0, 1).kind == "layers"
+
+
 def test_kernels_of_xla_have_a_kind_of_their_own(timeline):
     for name in ("input_reduce_fusion_54", "loop_add_fusion", "gemm_fusion_dot_3"):
         assert timeline.Kernel(name, 0, 1).kind == "kernels of XLA"
