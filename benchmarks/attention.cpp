@@ -38,6 +38,7 @@ constexpr Case kCases[] = {{"135m", 1, 3, 3, 64, 1024, 512},
                            {"32 heads", 1, 32, 1, 128, 1024, 512},
                            {"1b, batch 8", 8, 8, 4, 64, 1024, 512},
                            {"1b, batch 64", 64, 8, 4, 64, 1024, 512},
+                           {"1b, 8192", 1, 8, 4, 64, 8192, 8000},
                            {"135m, long", 1, 3, 3, 64, 32768, 32000},
                            {"1b, long", 1, 8, 4, 64, 32768, 32000},
                            {"8b, long", 1, 8, 4, 128, 32768, 32000}};
@@ -137,10 +138,13 @@ class Bench {
   }
 
  private:
-  static constexpr int64_t kActivationBytes = 1 << 23, kWeights = 3;
+  static constexpr int64_t kActivationBytes = 1 << 24, kWeights = 3;
   // What products make, what attention makes, what products take: nothing grows from layer to
   // layer.
-  static constexpr int64_t kProductAt = 0, kOutputAt = 1 << 21, kInputAt = 1 << 22;
+  static constexpr int64_t kProductAt = 0, kOutputAt = 1 << 21, kInputAt = 1 << 22,
+                           kWorkspaceAt = 1 << 23;
+  // When the planner brings one along, and more than it needs.
+  static constexpr int64_t kLongCache = 4096, kLargeCacheBytes = 1 << 24, kWorkspaceFloats = 300000;
 
   void MakeNodes() {
     const auto [name, b, h, g, w, s, position] = case_;
@@ -155,6 +159,9 @@ class Bench {
     attention_.params.assign(reinterpret_cast<const char*>(&params), sizeof params);
     attention_.params += EncodeExpr(scores.program());
     attention_.outs = {Tensor(kType, {b, h, g, w})};
+    if (s >= kLongCache && 2 * cache_bytes_ >= kLargeCacheBytes) {
+      attention_.outs.push_back(Tensor(DType::kF32, {kWorkspaceFloats}));
+    }
     attention_.srcs = {
         Tensor(kType, {b, h, g, w}), Tensor(kType, {b, h, w, s}, {h * s * w, s * w, 1, w}),
         Tensor(kType, {b, h, s, w}), Tensor(DType::kS32, {b, h, g, s}, {0, 0, 0, 0})};
@@ -180,6 +187,7 @@ class Bench {
     ResolvedNode n;
     n.node = &attention_;
     n.outs = {activations_.at(kOutputAt)};
+    if (attention_.outs.size() > 1) n.outs.push_back(activations_.at(kWorkspaceAt));
     n.srcs = {activations_.at(kProductAt), Cache(i, false), Cache(i, true), position_};
     return n;
   }

@@ -12,7 +12,7 @@ constexpr uint8_t kNoBound = 0xff;
 Status Invalid(const char* what) { return Status(Code::kInvalidArgument, what); }
 
 Status CheckShapes(const Node& node) {
-  if (node.outs.size() != 1) return Invalid("has not one output");
+  if (node.outs.empty() || node.outs.size() > 2) return Invalid("has not one or two outputs");
   if (node.srcs.size() < 3) return Invalid("lacks queries, keys or values");
   const TensorRef& out = node.outs[0];
   const TensorRef &q = node.srcs[0], &k = node.srcs[1], &v = node.srcs[2];
@@ -26,6 +26,12 @@ Status CheckShapes(const Node& node) {
   if (q.shape[2] != out.shape[2] || q.shape[3] != k.shape[2] || k.shape[3] != v.shape[2] ||
       v.shape[3] != out.shape[3]) {
     return Invalid("has shapes that do not multiply");
+  }
+  if (node.outs.size() == 2) {
+    const TensorRef& workspace = node.outs[1];
+    if (workspace.rank != 1 || workspace.dtype != DType::kF32 || workspace.strides[0] != 1) {
+      return Invalid("has a workspace that is not of contiguous f32");
+    }
   }
   return Status::Ok();
 }

@@ -69,7 +69,8 @@ static_assert(sizeof(IndexParams) == 24);
 
 // Params of ATTENTION start with this (little endian, 8 bytes); the wire format of an ExprProgram
 // (expr.h) follows. A few queries against a cache:
-//   outs [o: b0, b1, g, e]
+//   outs [o: b0, b1, g, e], and maybe [a workspace: n], contiguous f32, in which a kernel may leave
+//        anything
 //   srcs [q: b0, b1, g, d], [k: b0, b1, d, s], [v: b0, b1, s, e], then the program's own sources
 //   raw = q . k (sum over d); masked = program(raw); o = sum over s of softmax_s(masked) * v
 // all in f32 (f64 for f64), rounded once to o's dtype; any strides. A row whose masked scores are

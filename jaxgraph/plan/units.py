@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgraph.graph.expression import opcodes
 from jaxgraph.graph.ir import Node, Tensor
-from jaxgraph.graph.layout import Layout, slice_
+from jaxgraph.graph.layout import Layout, contiguous, slice_
 from jaxgraph.passes.attention import visible_bound
 from jaxgraph.passes.cluster import Fit
 
@@ -22,6 +22,13 @@ _SORT_OUTS = 8  # SortParams::source
 _ATTENTION_BYTES = 8  # AttentionParams
 
 NO_BOUND = 0xFF  # AttentionParams::bound_source
+
+# An attention's cache is shared by blocks that meet in memory from this size on; below, another
+# launch costs more than it gains.
+_LONG_CACHE = 4096  # positions
+_LARGE_CACHE_BYTES = 16 << 20
+_BLOCKS = 264
+_QUERIES_AT_ONCE = 8  # kMmaHeads in ffi/kernels/cuda/attention_mma.cuh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +111,36 @@ def of_attention(node: Node, scores: Fit, layout_of) -> Unit:
         if bound is not None and tensor is bound[0] and layout.dims() == bound[1].dims():
             bound_source = i
     params = struct.pack("<BB6x", raw, bound_source) + scores.program
-    return Unit(ATTENTION, [ref(node.out)], srcs, params, node.label, node.out.id)
+    outs = [ref(node.out), *_workspace(node)]
+    return Unit(ATTENTION, outs, srcs, params, node.label, node.out.id)
+
+
+def _workspace(node: Node) -> list[Ref]:
+    """Memory for what the blocks that share a long cache tell one another, if it is worth it.
+
+    They are enough to fill a large GPU, two on each multiprocessor; each leaves, for up to 8
+    queries, a row of sums and 4 floats more.
+    """
+    batch, heads, group, width = node.out.shape
+    keys, values = node.inputs[1:3]
+    length = values.shape[2]
+    groups = batch * heads * -(-group // _QUERIES_AT_ONCE)
+    if length < _LONG_CACHE or keys.nbytes + values.nbytes < _LARGE_CACHE_BYTES:
+        return []
+    if 2 * groups > _BLOCKS:  # there is no need to share
+        return []
+    floats = _BLOCKS * min(group, _QUERIES_AT_ONCE) * (width + 4)
+    space = Workspace(node, (floats,))
+    return [Ref(space, space.dtype, contiguous(space.shape))]
+
+
+class Workspace(Tensor):
+    """Stands for memory that one node uses and nobody reads."""
+
+    __slots__ = ()
+
+    def __init__(self, node: Node, shape: tuple[int, ...]):
+        super().__init__(-(1 << 32) - node.out.id, shape, np.dtype(np.float32), node)
 
 
 def of_sorts(nodes: Sequence[Node], layout_of) -> list[Unit]:

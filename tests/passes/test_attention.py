@@ -206,13 +206,17 @@ SPELLINGS = [
 BOUNDED = [f for f in SPELLINGS if f not in (bias, no_mask)]
 
 
-def units(fun, *args):
+def planned(fun, *args):
     step = flatten(jax.make_jaxpr(fun)(*args), 64)
     cuts = cut(step)
     runs, left = cuts.runs, cuts.left
     assert [r.backend for r in runs] == ["native"], left
     graph = build_graph(step.inputs, runs[0].eqns, step.outputs, {})
-    return plan_storage(fuse(find_attention(graph))).units
+    return plan_storage(fuse(find_attention(graph)))
+
+
+def units(fun, *args):
+    return planned(fun, *args).units
 
 
 def attention_units(fun, *args):
@@ -480,3 +484,37 @@ def test_a_finite_fill_bounds_nothing_where_other_conditions_hide_whole_rows():
     assert unit.params[1] == un.NO_BOUND
     step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
     np.testing.assert_allclose(step(Q, K, V, AT), jax.jit(fun)(Q, K, V, AT), rtol=1e-4, atol=1e-5)
+
+
+def long_step(length, dtype=jnp.bfloat16, heads=KV, width=64):
+    """Two attentions over one cache, and the units that they become."""
+    q = jax.ShapeDtypeStruct((1, heads, G, width), dtype)
+    cache = jax.ShapeDtypeStruct((1, length, heads, width), dtype)
+
+    def fun(q, k, v):
+        return no_mask(jnp.cos(no_mask(q, k, v, None)), k, v, None)
+
+    return planned(fun, q, cache, cache)
+
+
+def test_blocks_that_share_a_long_cache_get_memory_to_meet_in():
+    plan = long_step(65536)
+    found = [u for u in plan.units if u.op == un.ATTENTION]
+    spaces = [u.outs[1] for u in found]
+    assert [s.dtype for s in spaces] == [np.float32] * 2
+    assert all(s.layout.size >= 2 * 132 * G * (64 + 4) for s in spaces)
+    buffers = [plan.buffers[s.tensor.id] for s in spaces]
+    assert buffers[0] is not buffers[1]
+    assert plan.arena_bytes < buffers[0].nbytes + buffers[1].nbytes, "the second uses it again"
+    for unit, space in zip(found, buffers, strict=True):  # nothing that the node touches is in it
+        for ref in (unit.outs[0], *unit.srcs):
+            other = plan.buffers[ref.tensor.id]
+            apart = space.offset + space.nbytes, other.offset + other.nbytes
+            assert other.kind != "arena" or other.offset >= apart[0] or space.offset >= apart[1]
+
+
+@pytest.mark.parametrize("length, heads", [(4095, 64), (4096, 1), (8192, 256)])
+def test_where_sharing_gains_nothing_there_is_no_such_memory(length, heads):
+    """The cache is short or small, or there are heads enough for every block."""
+    plan = long_step(length, heads=heads)
+    assert all(len(u.outs) == 1 for u in plan.units if u.op == un.ATTENTION)

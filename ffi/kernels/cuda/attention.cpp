@@ -115,7 +115,18 @@ bool RowsOfVectors(const char* address, const int64_t (&strides)[4], int along, 
   return true;
 }
 
+Workspace WorkspaceOf(const ResolvedNode& resolved) {
+  if (resolved.outs.size() < 2) return {};
+  return {resolved.outs[1], resolved.node->outs[1].shape[0]};
+}
+
 }  // namespace
+
+bool StoresVectors(const AttentionArgs& args) {
+  return args.out_dtype == args.k_dtype && args.out_strides[3] == 2 &&
+         reinterpret_cast<intptr_t>(args.out) % 8 == 0 && args.out_strides[0] % 8 == 0 &&
+         args.out_strides[1] % 8 == 0 && args.out_strides[2] % 8 == 0;
+}
 
 bool FitsStreamKernel(const AttentionArgs& args) {
   constexpr int64_t kMaxRow = 256;
@@ -143,8 +154,9 @@ Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool 
   if (streams && clusters && FitsDecodeKernel(args)) {
     const int source = args.form.position, raw = attention.params.raw_source;
     const int position = source < 0 ? -1 : 3 + source - (source > raw);
-    LaunchAttentionDecode(args, FindEarlyCache(nodes, first, attention, position),
-                          SplitForDecode(args), launches);
+    const Workspace workspace = WorkspaceOf(resolved);
+    LaunchAttentionDecode(args, workspace, FindEarlyCache(nodes, first, attention, position),
+                          SplitForDecode(args, workspace), launches);
     return Status::Ok();
   }
   if (!args.form.simple()) node.args.form = {};  // the other kernels run the program

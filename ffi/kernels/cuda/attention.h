@@ -55,13 +55,27 @@ struct ProgramParams {
 // Bf16 or f16 throughout, rows of 64 or 128 elements, queries at multiples of 16 bytes, a known
 // form of scores (compute capability 9.0).
 bool FitsDecodeKernel(const AttentionArgs& args);
-// Blocks of a cluster, among which the cache is split, and warps of a block.
+// Memory that a node brings along for what its launches tell one another.
+struct Workspace {
+  char* address = nullptr;
+  int64_t floats = 0;
+};
+// Blocks among which a cache is split, and warps of a block. The blocks are a cluster, or meet in a
+// workspace.
 struct AttentionSplit {
   int32_t blocks, warps;
+  bool in_workspace;
 };
-AttentionSplit SplitForDecode(const AttentionArgs& args);
-void LaunchAttentionDecode(const AttentionArgs& args, const EarlyCache& early,
-                           const AttentionSplit& split, Launches* launches);
+AttentionSplit SplitForDecode(const AttentionArgs& args, const Workspace& workspace);
+void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace,
+                           const EarlyCache& early, const AttentionSplit& split,
+                           Launches* launches);
+// What `splits` blocks a KV head have left in a workspace, in rows of args.e + kPartRest floats.
+constexpr int kPartRest = 4;
+void LaunchAttentionCombine(const AttentionArgs& args, const Workspace& workspace, int32_t splits,
+                            Launches* launches);
+// Can 4 outputs be stored at once?
+bool StoresVectors(const AttentionArgs& args);
 
 // Keys contiguous along d, values along e, both of one dtype (bf16, f16 or f32), rows at multiples
 // of 16 bytes: streamed, split over the blocks of a cluster where `clusters` says so.

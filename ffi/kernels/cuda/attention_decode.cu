@@ -1,7 +1,7 @@
 // ATTENTION over a cache of bf16 or f16 with rows of 64 or 128 elements, the ones that models have
 // (compute capability 9.0): made for the short time that a decode step leaves.
 //
-// Chunks of 32 or 16 positions are dealt out in turn to the blocks of a cluster and to their warps.
+// Chunks of 32 or 16 positions are dealt out in turn to the blocks of a group and to their warps.
 // A warp works on its chunks alone (attention_chunk.cuh). The next chunk's keys are on their way
 // while the present one's values are worked on, and the other way round.
 //
@@ -9,14 +9,16 @@
 // (attention_early.h), a warp's first chunk is fetched before the wait for that launch; one that
 // holds such a row is fetched again behind it.
 //
-// At the end the warps of a block, then the blocks of a cluster combine what they have
-// (attention_cluster.cuh): nobody waits for more than he needs.
+// At the end the warps of a block, then the blocks of a group combine what they have
+// (attention_parts.cuh). A group is a cluster, whose blocks send one another what they have, so
+// that nobody waits for more than he needs; or, for a long cache, blocks that run anywhere and
+// leave it in a workspace to a second launch (attention_combine.cu).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "ffi/kernels/cuda/attention_chunk.cuh"
-#include "ffi/kernels/cuda/attention_cluster.cuh"
+#include "ffi/kernels/cuda/attention_parts.cuh"
 #include "ffi/kernels/cuda/attention_scores.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -32,7 +34,8 @@ constexpr uint32_t kPartBytes = 32;  // 4 sums of a query, its peak and total, 2
 struct DecodePlan {
   AttentionArgs args;
   EarlyCache early;
-  int32_t warps, splits, pieces;  // pieces: of the queries, each with its own cluster
+  float* workspace;               // null: a group is a cluster
+  int32_t warps, splits, pieces;  // pieces: of the queries, each with its own group
   int32_t heads;                  // of a piece
   uint8_t bound_is_position;      // one and the same tensor
   uint8_t vectors_out;            // 4 outputs can be stored at once
@@ -95,25 +98,6 @@ __device__ __noinline__ void SumOneByOne(const AttentionArgs& p, const char* q, 
   }
 }
 
-template <typename Math>
-__device__ __forceinline__ void Store(const DecodePlan& plan, int b0, int b1, int query, int column,
-                                      const Part& all) {
-  const AttentionArgs& p = plan.args;
-  char* const to = p.out + b0 * p.out_strides[0] + b1 * p.out_strides[1] +
-                   query * p.out_strides[2] + column * p.out_strides[3];
-  const float x = all.sum.x / all.total, y = all.sum.y / all.total, z = all.sum.z / all.total,
-              w = all.sum.w / all.total;
-  if (plan.vectors_out) {
-    *reinterpret_cast<uint2*>(to) = {Pair(Math::Narrow(x), Math::Narrow(y)),
-                                     Pair(Math::Narrow(z), Math::Narrow(w))};
-  } else {
-    StoreFloat(to, p.out_dtype, x);
-    StoreFloat(to + p.out_strides[3], p.out_dtype, y);
-    StoreFloat(to + 2 * p.out_strides[3], p.out_dtype, z);
-    StoreFloat(to + 3 * p.out_strides[3], p.out_dtype, w);
-  }
-}
-
 // Does the chunk hold a row that an earlier launch may have written since it was read?
 __device__ __forceinline__ bool Holds(const RewrittenRows& rows, int first, int count) {
   if (rows.index == nullptr) return false;
@@ -135,19 +119,20 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   extern __shared__ uint4 shared_memory[];
   char* const shared = reinterpret_cast<char*>(shared_memory);
   const AttentionArgs& p = plan.args;
-  const BlockLayout<kWidth> layout(plan.warps, plan.heads, plan.splits);
+  const bool sends = plan.splits > 1 && plan.workspace == nullptr;
+  const BlockLayout<kWidth> layout(plan.warps, plan.heads, sends ? plan.splits : 1);
   float* const peaks = reinterpret_cast<float*>(shared + layout.peaks);
   float* const totals = reinterpret_cast<float*>(shared + layout.totals);
   const uint32_t barrier = SharedAddress(shared + layout.barrier);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 
-  const int rank = blockIdx.x % plan.splits, cluster = blockIdx.x / plan.splits;
-  const int batch = cluster / plan.pieces, first_query = cluster % plan.pieces * kHeads;
+  const int rank = blockIdx.x % plan.splits, group = blockIdx.x / plan.splits;
+  const int batch = group / plan.pieces, first_query = group % plan.pieces * kHeads;
   const int count = min(plan.heads, p.g - first_query);
   const int b0 = batch / p.b1, b1 = batch - b0 * p.b1;
   const int units = count * kUnitsOfHead;
   const int owned = (units - rank + plan.splits - 1) / plan.splits;  // every splits-th, from `rank`
-  if (plan.splits > 1) {
+  if (sends) {
     // Before a block sends anything, all must be there with their barriers.
     if (threadIdx.x == 0) InitBarrier(barrier, plan.splits * owned * kPartBytes);
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -286,7 +271,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
                               peaks + warp * kHeads, mine);
   }
   __syncthreads();
-  if (plan.splits > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if (sends) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 
   for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
     const int head = unit / kUnitsOfHead, column = unit % kUnitsOfHead * 4;
@@ -298,7 +283,12 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
           peaks[w * kHeads + head], totals[w * kHeads + head]};
     });
     if (plan.splits == 1) {
-      Store<Math>(plan, b0, b1, first_query + head, column, all);
+      Store<Math>(p, plan.vectors_out, b0, b1, first_query + head, column, all);
+      continue;
+    }
+    if (!sends) {
+      const int64_t row = static_cast<int64_t>(blockIdx.x) * plan.heads + head;
+      PartRow(plan.workspace, kWidth, row).Store(kWidth, column, all);
       continue;
     }
     const int to = unit % plan.splits, slot = unit / plan.splits;
@@ -309,7 +299,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
     Send(part, all.sum, counter);
     Send(part + 16, {all.peak, all.total, 0, 0}, counter);
   }
-  if (plan.splits == 1 || threadIdx.x >= owned) return;
+  if (!sends || threadIdx.x >= owned) return;
 
   // The blocks of the cluster, in the units that are this one's.
   WaitForBytes(barrier);
@@ -320,7 +310,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
       return {part[0], part[1].x, part[1].y};
     });
     const int unit = slot * plan.splits + rank;
-    Store<Math>(plan, b0, b1, first_query + unit / kUnitsOfHead, unit % kUnitsOfHead * 4, all);
+    Store<Math>(p, plan.vectors_out, b0, b1, first_query + unit / kUnitsOfHead,
+                unit % kUnitsOfHead * 4, all);
   }
 #endif
 }
@@ -347,9 +338,9 @@ bool HiddenWeighsNothing(const ScoreForm& form) {
   return form.capped && form.bias < 0 && !form.adds_fill && fill < -2 * std::fabs(cap) - 200;
 }
 
-// One for each of Hopper's 132 multiprocessors, so that the next launch's find room beside them. A
-// constant, not asked of the device: equal nodes must give equal launches.
-constexpr int64_t kMostBlocks = 132;
+// Of a Hopper. Small launches have one block for each, so that the next launch's find room beside
+// them. A constant, not asked of the device: equal nodes must give equal launches.
+constexpr int64_t kMultiprocessors = 132;
 
 }  // namespace
 
@@ -359,18 +350,24 @@ bool FitsDecodeKernel(const AttentionArgs& args) {
          args.q_strides[0] % 16 == 0 && args.q_strides[1] % 16 == 0 && args.q_strides[2] % 16 == 0;
 }
 
-AttentionSplit SplitForDecode(const AttentionArgs& args) {
+AttentionSplit SplitForDecode(const AttentionArgs& args, const Workspace& workspace) {
   const bool narrow = args.d == 64;
   const int64_t chunks = CeilDiv(args.s, narrow ? Shape<64>::kChunk : Shape<128>::kChunk);
   const int64_t units = static_cast<int64_t>(args.b0) * args.b1 * CeilDiv(args.g, kHeads);
+  // Registers leave room for two blocks of 8 warps with narrow rows, of 4 warps with wide ones.
+  const int warps = narrow ? kMaxWarps : kMaxWarps / 2;
+  const int64_t row_floats = std::min(args.g, kHeads) * (args.d + kPartRest);
+  const int64_t room = std::min(2 * kMultiprocessors, workspace.floats / row_floats) / units;
+  if (room > 1 && 2 * warps < chunks && IsAligned(workspace.address, 16)) {
+    return {static_cast<int32_t>(std::min(room, CeilDiv(chunks, warps))), warps, true};
+  }
   // Larger clusters wait for one another longer: they are for caches that take their time.
   const bool is_long = chunks > 2 * kPortableCluster * kMaxWarps;
   const int most = is_long && narrow ? kMaxCluster : kPortableCluster;
-  AttentionSplit split = {1, kMaxWarps};
-  // Registers leave room for two blocks of 8 warps with narrow rows, of 4 warps with wide ones:
-  // this launch's and the next one's.
-  if (!narrow && !is_long) split.warps = kMaxWarps / 2;
-  while (split.blocks < most && 2 * split.blocks * units <= kMostBlocks &&
+  AttentionSplit split = {1, is_long ? kMaxWarps : warps, false};
+  // All blocks at once.
+  if (narrow && units > 2 * kMultiprocessors) split.warps = kMaxWarps / 2;
+  while (split.blocks < most && 2 * split.blocks * units <= kMultiprocessors &&
          split.blocks * split.warps < chunks) {
     split.blocks *= 2;
   }
@@ -378,8 +375,9 @@ AttentionSplit SplitForDecode(const AttentionArgs& args) {
   return split;
 }
 
-void LaunchAttentionDecode(const AttentionArgs& args, const EarlyCache& early,
-                           const AttentionSplit& split, Launches* launches) {
+void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace,
+                           const EarlyCache& early, const AttentionSplit& split,
+                           Launches* launches) {
   DecodePlan plan = {};
   plan.args = args;
   plan.early = early;
@@ -388,6 +386,7 @@ void LaunchAttentionDecode(const AttentionArgs& args, const EarlyCache& early,
       keys.count == values.count && keys.last_start == values.last_start) {
     plan.early.values.index = nullptr;  // the same rows: one look is enough
   }
+  if (split.in_workspace) plan.workspace = reinterpret_cast<float*>(workspace.address);
   plan.warps = split.warps;
   plan.splits = split.blocks;
   plan.heads = std::min(args.g, kHeads);
@@ -396,23 +395,22 @@ void LaunchAttentionDecode(const AttentionArgs& args, const EarlyCache& early,
       args.bound != nullptr && args.bound == args.position &&
       args.bound_dtype == args.form.position_dtype &&
       std::equal(args.bound_strides, args.bound_strides + 3, args.position_strides);
-  plan.vectors_out = args.out_dtype == args.k_dtype && args.out_strides[3] == 2 &&
-                     IsAligned(args.out, 8) && args.out_strides[0] % 8 == 0 &&
-                     args.out_strides[1] % 8 == 0 && args.out_strides[2] % 8 == 0;
-
+  plan.vectors_out = StoresVectors(args);
   plan.skips = args.form.window != ScoreForm::kNoWindow && HiddenWeighsNothing(args.form);
 
+  const int in_cluster = split.in_workspace ? 1 : plan.splits;
   Launch launch;
   launch.kernel =
       args.k_dtype == DType::kBF16 ? KernelFor<BF16Math>(args) : KernelFor<F16Math>(args);
   launch.grid[0] =
       static_cast<uint32_t>(static_cast<int64_t>(args.b0) * args.b1 * plan.pieces * plan.splits);
   launch.block[0] = static_cast<uint32_t>(plan.warps * kWarp);
-  launch.cluster = static_cast<uint32_t>(plan.splits);
-  launch.shared_bytes = args.d == 64 ? BlockLayout<64>(plan.warps, plan.heads, plan.splits).bytes
-                                     : BlockLayout<128>(plan.warps, plan.heads, plan.splits).bytes;
+  launch.cluster = static_cast<uint32_t>(in_cluster);
+  launch.shared_bytes = args.d == 64 ? BlockLayout<64>(plan.warps, plan.heads, in_cluster).bytes
+                                     : BlockLayout<128>(plan.warps, plan.heads, in_cluster).bytes;
   SetParams(plan, &launch);
   launches->push_back(std::move(launch));
+  if (split.in_workspace) LaunchAttentionCombine(args, workspace, plan.splits, launches);
 }
 
 }  // namespace jaxgraph

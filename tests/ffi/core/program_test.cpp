@@ -170,6 +170,19 @@ INSTANTIATE_TEST_SUITE_P(
         Break{"AttentionOfIntegers", [](Program* p) { p->nodes[7].srcs[2].dtype = DType::kS32; }},
         Break{"AttentionOutputs",
               [](Program* p) { p->nodes[7].outs.push_back(p->nodes[7].outs[0]); }},
+        Break{"AttentionWorkspaces",
+              [](Program* p) {
+                p->nodes[7].outs.insert(p->nodes[7].outs.end(), 2, Dense(DType::kF32, 0, 64, {8}));
+              }},
+        Break{"AttentionWorkspaceOfIntegers",
+              [](Program* p) {
+                p->nodes[7].outs.push_back(Dense(DType::kS32, 0, 64, {8}));
+              }},
+        Break{"AttentionWorkspaceWithGaps",
+              [](Program* p) {
+                p->nodes[7].outs.push_back(Dense(DType::kF32, 0, 64, {8}));
+                p->nodes[7].outs[1].strides[0] = 2;
+              }},
         Break{"AttentionWithoutValues", [](Program* p) { p->nodes[7].srcs.resize(2); }},
         Break{"AttentionSources", [](Program* p) { p->nodes[7].srcs.pop_back(); }},
         Break{"AttentionSourceShape", [](Program* p) { p->nodes[7].srcs[3].shape[2] = 1; }},
@@ -259,6 +272,12 @@ TEST(Program, AttentionNeedsNoBound) {
   program.nodes[7].params[1] = static_cast<char>(0xff);
   const Status status = DecodeOnly(program);
   EXPECT_TRUE(status.ok()) << status.message();
+}
+
+TEST(Program, AttentionMayBringAWorkspace) {
+  Program program = SampleProgram();
+  program.nodes[7].outs.push_back(Dense(DType::kF32, 0, 64, {8}));
+  EXPECT_EQ(DecodeOnly(program).message(), "");
 }
 
 TEST(Program, ABoundThatMovesAlongTheCacheIsNamed) {

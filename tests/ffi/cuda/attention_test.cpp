@@ -258,23 +258,26 @@ Step MakeStep(Rng& rng, const AttentionSpec& spec, int64_t rows, int32_t row) {
 
 TEST_F(CudaAttentionTest, RowsThatTheLaunchBeforeWrites) {
   Rng rng(7);
-  for (const DType t : {DType::kBF16, DType::kF16}) {
-    for (const int64_t width : {64, 128}) {
-      for (const int64_t position : {0, 32, 511, 1023}) {
-        for (const int64_t row : {position, position / 2, int64_t{5}, int64_t{-3}, int64_t{4000}}) {
-          const int64_t rows = UniformInt(rng, 1, 40);
-          AttentionSpec spec = Decode(t, 3, 4, width, 1024, position);
-          if (Chance(rng, 0.5)) spec.keys = spec.values = CacheLayout::kHeadsFirst;
-          const Step step = MakeStep(rng, spec, rows, static_cast<int32_t>(row));
-          const Buffers got = RunAll(step.nodes, step.constants, step.attention.buffers, true);
-          NodeCase after = step.attention;
-          after.buffers = AllOnHost(step.nodes, step.attention.buffers);
-          ASSERT_TRUE(SameResult(after, got, after.buffers))
-              << "position " << position << ", " << rows << " rows from " << row;
-          ASSERT_TRUE(got == RunAll(step.nodes, std::vector<uint32_t>(step.nodes.size()),
-                                    step.attention.buffers, false))
-              << "reading early changes bits";
+  for (const int64_t width : {64, 128}) {
+    for (const int64_t position : {0, 32, 511, 1023}) {
+      for (const int64_t row : {position, position / 2, int64_t{5}, int64_t{-3}, int64_t{4000}}) {
+        const int64_t rows = UniformInt(rng, 1, 40);
+        const DType t = Chance(rng, 0.7) ? DType::kBF16 : DType::kF16;
+        AttentionSpec spec = Decode(t, 3, 4, width, 1024, position);
+        if (row == 5) {  // a long cache
+          spec.s = 5000;
+          spec.workspace = 100000;
         }
+        if (Chance(rng, 0.5)) spec.keys = spec.values = CacheLayout::kHeadsFirst;
+        const Step step = MakeStep(rng, spec, rows, static_cast<int32_t>(row));
+        const Buffers got = RunAll(step.nodes, step.constants, step.attention.buffers, true);
+        NodeCase after = step.attention;
+        after.buffers = AllOnHost(step.nodes, step.attention.buffers);
+        ASSERT_TRUE(SameResult(after, got, after.buffers))
+            << "position " << position << ", " << rows << " rows from " << row;
+        ASSERT_TRUE(got == RunAll(step.nodes, std::vector<uint32_t>(step.nodes.size()),
+                                  step.attention.buffers, false))
+            << "reading early changes bits";
       }
     }
   }
@@ -299,6 +302,28 @@ TEST_F(CudaAttentionTest, DecodeShapes) {
           spec.soft_cap = Chance(rng, 0.2);
           spec.bias = Chance(rng, 0.2);
           if (Chance(rng, 0.3)) spec.window = UniformInt(rng, 1, s + 2);
+          ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
+        }
+      }
+    }
+  }
+}
+
+// Long caches, whose blocks meet in a workspace: from one that is too small to those that hold more
+// than is used. At a low position most blocks have nothing.
+TEST_F(CudaAttentionTest, LongCachesInAWorkspace) {
+  Rng rng(10);
+  for (const DType t : {DType::kBF16, DType::kF16}) {
+    for (const int64_t width : {64, 128}) {
+      for (const int64_t heads : {1, 3, 8}) {
+        for (const int64_t position : {-1, 700, 5000, 5999}) {
+          const int64_t group = Pick(rng, std::vector<int64_t>{1, 3, 4, 11});
+          AttentionSpec spec = Decode(t, heads, group, width, 6000, position);
+          spec.per_query = Chance(rng, 0.3);
+          spec.workspace = Pick(rng, std::vector<int64_t>{100, 20000, 500000});
+          if (Chance(rng, 0.3)) spec.keys = spec.values = CacheLayout::kHeadsFirst;
+          if (Chance(rng, 0.3)) spec.window = UniformInt(rng, 1, 5000);
+          spec.bias = Chance(rng, 0.2);
           ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
         }
       }

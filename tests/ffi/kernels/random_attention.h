@@ -30,6 +30,7 @@ struct AttentionSpec {
   DType position = DType::kS32;                   // of integers
   int64_t first_position = 0, last_position = 0;  // positions are drawn from these
   double masked_value = -HUGE_VAL;
+  int64_t workspace = 0;  // floats; 0: there is none
 };
 
 // Keys (along, across: d, s) or values (s, d) in a layout; the shape is [b0, b1, rows, cols].
@@ -175,6 +176,11 @@ inline NodeCase MakeAttention(Rng& rng, const AttentionSpec& spec) {
   const double narrow = std::max(spec.raw == DType::kF64 ? 0 : UnitOf(spec.raw),
                                  spec.masked == DType::kF64 ? 0 : UnitOf(spec.masked));
   c.tolerance = {exact + UnitOf(spec.out) + (narrow > 1e-4 ? narrow : 0)};
+  if (spec.workspace > 0) {
+    c.node.outs.push_back(MakeTensor(rng, &c, DType::kF32, {spec.workspace}, Layout::kDense));
+    c.node.outs.back().offset = 0;
+    c.tolerance.push_back(HUGE_VAL);
+  }
   c.node.label = "s=" + std::to_string(spec.s);
   return c;
 }
