@@ -114,6 +114,7 @@ def _product(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Tensor:
         parts = _in_parts(graph, a, b, many, rows, dtype, label)
         if parts is not None:
             return parts
+        where = _where_it_lies(many, row_by_row=False)
     order, apart = where or (list(range(len(many.contracted))), ())
     rest = tuple(d for d in many.free if d not in apart)
 
@@ -213,10 +214,13 @@ def _without_matrices(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Te
     return elementwise.convert(graph, reshape(graph, product, terms[:-1], label), dtype, label)
 
 
-def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]] | None:
+def _where_it_lies(
+    side: _Side, row_by_row: bool = True
+) -> tuple[list[int], tuple[int, ...]] | None:
     """(order of the contracted dimensions, free dimensions to treat as batch) that fit its strides.
 
-    None where there are none: then it takes a copy.
+    None where there are none: then it takes a copy. With ``row_by_row`` gathered matrices stay
+    apart (`_across_rows`).
 
     A weight [heads, in, head_dim] is one matrix [in, heads * head_dim] only as a copy; as it lies,
     it is a matrix for each head. What lies next to each other stays within the matrix.
@@ -225,7 +229,7 @@ def _where_it_lies(side: _Side) -> tuple[list[int], tuple[int, ...]] | None:
     layout = views.strided(side.x)
     if layout is None:
         return order, ()
-    across = _across_rows(side.x, layout)
+    across = _across_rows(side.x, layout) if row_by_row else set()
     if across & set(side.contracted):
         return None
     order.sort(key=lambda i: -abs(layout.strides[side.contracted[i]]))

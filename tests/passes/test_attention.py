@@ -518,3 +518,32 @@ def test_where_sharing_gains_nothing_there_is_no_such_memory(length, heads):
     """The cache is short or small, or there are heads enough for every block."""
     plan = long_step(length, heads=heads)
     assert all(len(u.outs) == 1 for u in plan.units if u.op == un.ATTENTION)
+
+
+@pytest.mark.parametrize("kv", [1, 2])
+@pytest.mark.parametrize("order", ["ps", "sp"])
+def test_pages_that_a_table_lists_are_gathered_once_and_seen_as_one_cache(kv, order):
+    """Gathered pages are rows of a table, too, but no matrices of their own."""
+    pages, page, count, g, d = 5, 4, 10, 3, 8
+    rng = np.random.default_rng(0)
+    pools = [jnp.asarray(rng.standard_normal((count, page, kv, d)), jnp.float32) for _ in range(2)]
+    q = jnp.asarray(rng.standard_normal((2, kv, g, d)), jnp.float32)
+    table = jnp.asarray(rng.permutation(count).reshape(2, pages))
+
+    def fun(q, pool_k, pool_v, table, n):
+        k, v = pool_k[table], pool_v[table]
+        s = jnp.einsum("bkgd,bpskd->bkgps", q, k)
+        s = jnp.where(jnp.arange(pages * page).reshape(pages, page) <= n, s, -jnp.inf)
+        w = jax.nn.softmax(s.reshape(2, kv, g, -1)).reshape(s.shape)
+        if order == "sp":
+            return jnp.einsum("bkgsp,bpskd->bkgd", w.swapaxes(-1, -2), v)
+        return jnp.einsum("bkgps,bpskd->bkgd", w, v)
+
+    args = q, *pools, table, jnp.int32(13)
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    (split,) = step.explain(*args).splits
+    assert split.ops["GATHER"] == 2 and "COPY" not in split.ops
+    if order == "ps":
+        assert split.ops["ATTENTION"] == 1
+    for _ in range(3):
+        np.testing.assert_allclose(step(*args), jax.jit(fun)(*args), rtol=1e-5, atol=1e-5)
