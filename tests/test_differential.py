@@ -629,7 +629,7 @@ def test_dynamic_slices_outside(data):
     assert_equals_jit(fun, x, update, *map(jnp.int32, starts))
 
 
-@pytest.mark.skipif(X64, reason="this is that run")
+@pytest.mark.skipif(X64 or ON_GPU, reason="this is that run, or it would compile all of it again")
 def test_all_of_this_in_wide_types():
     environment = os.environ | {"JAX_ENABLE_X64": "1", "JAXGRAPH_FUZZ": str(EXAMPLES / 1000)}
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
