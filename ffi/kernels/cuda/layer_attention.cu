@@ -58,7 +58,7 @@ struct AttentionPlan {
     peaks = warp_sums + warps * outputs * 4;
     parts = peaks + kLayerWarps * kMaxLayerHeads * 8;
     factors = parts + kLayerCluster * pieces * 16;
-    attended = factors + kMaxLayerHeads * kLayerCluster * 4;
+    attended = factors + kMaxLayerHeads * (kLayerCluster * 4 + 8);  // and peaks and totals
     barriers = attended + out.chunks * 64;
     bytes = barriers + 32;
   }
@@ -177,6 +177,8 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   float2* const peaks = reinterpret_cast<float2*>(shared + plan.peaks);  // and totals
   float* const parts = reinterpret_cast<float*>(shared + plan.parts);
   float* const factors = reinterpret_cast<float*>(shared + plan.factors);
+  // The cluster's peaks and totals; not in `peaks`, where other warps may still read for others.
+  float2* const totals = reinterpret_cast<float2*>(factors + kMaxLayerHeads * kLayerCluster);
   char* const projected = shared + plan.projected;
   const uint32_t weights_there = SharedAddress(shared + plan.barriers);
   const uint32_t sent = weights_there + 8, all_sent = weights_there + 16;
@@ -397,7 +399,7 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
       total += __shfl_xor_sync(kAllLanes, total, o);
     }
     if (lane < kLayerCluster) factors[warp * kLayerCluster + lane] = scale;
-    if (lane == 0) peaks[warp] = {peak, total};
+    if (lane == 0) totals[warp] = {peak, total};
   }
   __syncthreads();
   for (int i = thread, h = output_head; i < plan.outputs; i += kLayerThreads, h = i / p.width) {
@@ -408,9 +410,9 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
 #pragma unroll
     for (int r = 0; r < kLayerCluster; ++r)
       sum = fmaf(factors[h * kLayerCluster + r], part[r], sum);
-    float output = sum / peaks[h].y;
+    float output = sum / totals[h].y;
     if (output != output) {
-      output = OneByOne<Math>(p, head, i, projected, last, end, written, peaks[h].x, peaks[h].y);
+      output = OneByOne<Math>(p, head, i, projected, last, end, written, totals[h].x, totals[h].y);
     }
     *reinterpret_cast<uint16_t*>(shared + plan.attended + 2 * i) = Math::Narrow(output);
   }

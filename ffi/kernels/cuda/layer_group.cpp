@@ -50,10 +50,14 @@ bool IsHeads(const TensorRef& t, int64_t heads, int64_t size, int64_t pitch) {
 }
 // The same piece for every head.
 bool IsOneForHeads(const TensorRef& t, int64_t size) {
-  TensorRef piece = t;
-  for (int d = 0; d < t.rank; ++d)
-    if (t.strides[d] == 0) piece.shape[d] = 1;
-  return IsRow(piece, size);
+  int64_t count = 1;
+  for (int d = t.rank - 1; d >= 0; --d) {
+    if (t.shape[d] == 1) continue;
+    const bool inside = count < size;  // the piece
+    if (t.strides[d] != (inside ? count : 0)) return false;
+    if (inside) count *= t.shape[d];
+  }
+  return count == size;
 }
 
 constexpr size_t kOutside = SIZE_MAX;
@@ -171,15 +175,15 @@ class LayerReader {
     return true;
   }
 
-  // A MATMUL of one row, all in one dtype, with constant weights [out, in].
+  // A MATMUL of one row, all in one dtype, with constant weights [out, in], which no index chooses.
   bool ReadProduct(size_t n, MatmulParams* p) const {
     if (!PrepareProduct(nodes_[n], p).ok()) return false;
     const DType t = layer_.dtype;
     const int weights = p->b == nodes_[n].srcs[1] ? 1 : 0;
-    return p->a_dtype == t && p->b_dtype == t && p->out_dtype == t && p->batch[0] == 1 &&
-           p->batch[1] == 1 && p->m == 1 && p->n >= 1 && p->k >= 1 && (p->a_k == 2 || p->k == 1) &&
-           p->b_k == 2 && (p->out_n == 2 || p->n == 1) && Constant(n, weights) &&
-           IsAligned(p->b, 16) && p->b_n % 16 == 0;
+    return p->index == nullptr && p->a_dtype == t && p->b_dtype == t && p->out_dtype == t &&
+           p->batch[0] == 1 && p->batch[1] == 1 && p->m == 1 && p->n >= 1 && p->k >= 1 &&
+           (p->a_k == 2 || p->k == 1) && p->b_k == 2 && (p->out_n == 2 || p->n == 1) &&
+           Constant(n, weights) && IsAligned(p->b, 16) && p->b_n % 16 == 0;
   }
   static LayerMatrix MatrixOf(const MatmulParams& p) { return {p.b, p.b_n}; }
 
@@ -503,7 +507,7 @@ class Layers {
   }
 
   // The kernels keep what the nodes pass on to one another to themselves, so it must be what the
-  // nodes would read, too: nothing in between writes there.
+  // nodes would read, too: it is written before, and nothing in between writes there.
   bool Undisturbed(const Layer& layer) const {
     std::vector<std::pair<size_t, MemoryRange>> writes;
     const auto add = [&](const Layer& of) {
@@ -513,6 +517,7 @@ class Layers {
     for (const Layer& earlier : layers_) add(earlier);
     add(layer);
     return std::none_of(layer.uses.begin(), layer.uses.end(), [&](const Use& use) {
+      if (use.writer != kOutside && use.writer > use.reader) return true;
       return std::any_of(writes.begin(), writes.end(), [&](const auto& write) {
         return (use.writer == kOutside || write.first > use.writer) && write.first < use.reader &&
                Overlap(write.second, use.range);
@@ -521,18 +526,18 @@ class Layers {
   }
 
   // What the first `count` layers do not store, although their nodes would, is in the arena and
-  // written anew before anybody reads it; what they do store are two separate places.
+  // written anew before anybody reads it; what they do store, behind them, is still there then.
   bool NothingElseIsRead(size_t count) const {
     const Layer& last = layers_[count - 1];
     const int64_t bytes = 2 * int64_t{last.mlp.in.size};
     const MemoryRange row = {last.row, last.row + bytes}, out = {last.out, last.out + bytes};
-    if (Overlap(row, out)) return false;
     std::vector<MemoryRange> stale;
     for (size_t i = 0; i < count; ++i) {
       for (const size_t n : layers_[i].nodes) {
         if (nodes_[n].node->op == Op::kSetRows) continue;
         const std::vector<MemoryRange> writes = WrittenBy(nodes_[n]);
         for (size_t o = 0; o < writes.size(); ++o) {
+          if (n > last.last_norm && Overlap(writes[o], row)) return false;
           const bool stored =
               (n == last.last_norm && writes[o].begin == row.begin) || n == last.last_product;
           if (!stored && nodes_[n].node->outs[o].base != 0) return false;

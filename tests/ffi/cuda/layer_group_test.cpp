@@ -163,6 +163,18 @@ TEST_F(LayerGroupTest, WhatEndsTheLayers) {
     EXPECT_EQ(taken(layer, kSetKeys, other_index), layer);
     const Change other_angle = [](Node*, ResolvedNode* at) { at->srcs[1] += 4; };
     EXPECT_EQ(taken(layer, kRotatedKey, other_angle), layer);
+    // One of a table of matrices.
+    LayerCase experts = c;
+    const TensorRef chosen = AddDense(&experts, DType::kS32, {1, 1});
+    const Change indexed = [&](Node* node, ResolvedNode* at) {
+      node->srcs.push_back(chosen);
+      node->srcs[1].shape[0] = 2;
+      node->srcs[1].strides[0] = node->srcs[1].shape[2] * node->srcs[1].shape[3];
+      at->srcs.push_back(experts.buffers.back().data());
+    };
+    for (const LayerNode node : {kQuery, kKey, kValue, kOutput, kGate, kUp, kDown}) {
+      EXPECT_EQ(taken(layer, node, indexed), layer) << node;
+    }
     const Change half_a_row = [](Node* node, ResolvedNode*) { node->srcs[1].shape[5 - 1] /= 2; };
     EXPECT_EQ(taken(layer, kSetValues, half_a_row), layer);
     const Change drops = [](Node* node, ResolvedNode*) {
@@ -263,6 +275,40 @@ TEST_F(LayerGroupTest, WhatIsWrittenInBetween) {
   EXPECT_EQ(taken(kQuery, c.cos), 0u);                       // before the rotation
   EXPECT_EQ(taken(kNodesOfLayer - 1, c.cos), 1u);            // for the next layer
   EXPECT_EQ(taken(kOutput, c.nodes[kSetKeys].srcs[2]), 0u);  // the next layer's index
+  for (const LayerNode node : {kGate, kUp, kActivation}) {   // what would be left behind
+    EXPECT_EQ(taken(kNodesOfLayer + node, c.last_row), 1u) << node;
+  }
+}
+
+// The nodes before the attention may stand in any order in which each reads what it should.
+TEST_F(LayerGroupTest, OrderOfProjections) {
+  Rng rng(12);
+  const LayerCase c = MakeLayers(rng, Layers(2));
+  const auto taken = [&](LayerNode a, LayerNode b) {
+    LayerCase swapped = c;
+    std::swap(swapped.nodes[kNodesOfLayer + a], swapped.nodes[kNodesOfLayer + b]);
+    return Taken(swapped) / kNodesOfLayer;
+  };
+  EXPECT_EQ(taken(kQuery, kKey), 2u);
+  EXPECT_EQ(taken(kValue, kRotatedQuery), 2u);
+  EXPECT_EQ(taken(kSetKeys, kSetValues), 2u);
+  EXPECT_EQ(taken(kKey, kRotatedKey), 1u);
+  EXPECT_EQ(taken(kRotatedKey, kSetKeys), 1u);
+  EXPECT_EQ(taken(kValue, kSetValues), 1u);
+}
+
+// An angle for each head, where there are as many heads as angles.
+TEST_F(LayerGroupTest, AnglesOfHeads) {
+  Rng rng(11);
+  StepShape s;
+  s.kv_heads = 8;
+  s.heads = 1;
+  LayerCase c = MakeLayers(rng, s);
+  ASSERT_EQ(Taken(c), kNodesOfLayer);
+  for (const size_t n : {kRotatedQuery, kRotatedKey}) {
+    for (const size_t angle : {1, 3}) c.nodes[n].srcs[angle].strides = {1, 0};
+  }
+  EXPECT_EQ(Taken(c), 0u);
 }
 
 TEST_F(LayerGroupTest, WhatDoesNotFit) {
