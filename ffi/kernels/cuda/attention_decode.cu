@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   const int owned = (units - rank + plan.splits - 1) / plan.splits;  // every splits-th, from `rank`
   if (sends) {
     // Before a block sends anything, all must be there with their barriers.
-    if (threadIdx.x == 0) InitBarrier(barrier, plan.splits * owned * kPartBytes);
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    if (threadIdx.x == 0) ExpectFromCluster(barrier, plan.splits * owned * kPartBytes);
+    ArriveInCluster();
   }
 
   const char* const q = p.q + b0 * p.q_strides[0] + b1 * p.q_strides[1] +
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
                               peaks + warp * kHeads, mine);
   }
   __syncthreads();
-  if (sends) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if (sends) WaitForCluster();
 
   for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
     const int head = unit / kUnitsOfHead, column = unit % kUnitsOfHead * 4;
@@ -294,15 +294,15 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
     const int to = unit % plan.splits, slot = unit / plan.splits;
     const int owned_there = (units - to + plan.splits - 1) / plan.splits;
     const uint32_t part = InBlock(
-        SharedAddress(shared + layout.parts + (rank * owned_there + slot) * kPartBytes), to);
-    const uint32_t counter = InBlock(barrier, to);
+        to, SharedAddress(shared + layout.parts + (rank * owned_there + slot) * kPartBytes));
+    const uint32_t counter = InBlock(to, barrier);
     Send(part, all.sum, counter);
     Send(part + 16, {all.peak, all.total, 0, 0}, counter);
   }
   if (!sends || threadIdx.x >= owned) return;
 
   // The blocks of the cluster, in the units that are this one's.
-  WaitForBytes(barrier);
+  WaitForClusterBytes(barrier);
   for (int slot = threadIdx.x; slot < owned; slot += blockDim.x) {
     const Part all = Combined<kMaxCluster>(plan.splits, [&](int r) -> Part {
       const float4* const part =

@@ -5,6 +5,7 @@
 
 #include "ffi/kernels/cuda/attention_device.cuh"
 #include "ffi/kernels/cuda/attention_mma.cuh"
+#include "ffi/kernels/cuda/cluster.cuh"
 
 namespace jaxgraph {
 
@@ -73,39 +74,5 @@ struct PartRow {
     return {__ldcg(reinterpret_cast<const float4*>(row + column)), rest.x, rest.y};
   }
 };
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void WaitForBytes(uint32_t barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier)
-      : "memory");
-}
-// The same place in another block of the cluster.
-__device__ __forceinline__ uint32_t InBlock(uint32_t address, uint32_t rank) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void Send(uint32_t to, const float4& v, uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
-      : "memory");
-}
-
-#endif
 
 }  // namespace jaxgraph
