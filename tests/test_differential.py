@@ -65,8 +65,9 @@ def _with_bits(x: jax.Array, change: Callable) -> jax.Array:
 UNARY = {
     "neg": jnp.negative,
     "abs": jnp.abs,
-    "sin": jnp.sin,
-    "cos": jnp.cos,
+    # A rounding of a large angle is a large angle itself.
+    "sin": lambda x: jnp.sin(8 * jnp.tanh(x / 8)),
+    "cos": lambda x: jnp.cos(8 * jnp.tanh(x / 8)),
     "tanh": jnp.tanh,
     "logistic": jax.nn.sigmoid,
     "square": lambda x: jnp.square(jnp.tanh(x)),
@@ -187,7 +188,7 @@ SHAPING = {
     "matmul": lambda x: (
         x @ jnp.tanh(x.reshape(x.shape[-1], -1)[:, :1] * jnp.ones((1, x.shape[-1]), x.dtype))
     ),
-    "einsum": lambda x: jnp.einsum("...i,...j->...i", x, jnp.tanh(x)),
+    "einsum": lambda x: jnp.einsum("...i,...j->...i", x, jnp.tanh(x) / x.shape[-1]),
     "dynamic_slice": lambda x: x + lax.dynamic_slice_in_dim(x, jnp.argmax(_line(x)), 1, -1),
     "combine": lambda x: (
         x.at[0]
