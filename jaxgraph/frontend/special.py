@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxgraph.frontend.elementwise import constant, convert
+from jaxgraph.frontend.shaping import bitcast
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
 
@@ -71,7 +72,9 @@ def _total_key(graph: Graph, x: Tensor, label: str) -> Tensor:
     """An integer for each float, in the order of its bits: those below the sign turn with it."""
     integer = np.dtype(f"int{8 * x.dtype.itemsize}")
     op = _Builder(graph, x, integer, label)
-    bits = op("bitcast", x, aux=dtypes.code_of(x.dtype))
+    # As it lies in memory: a register holds 16-bit floats as f32, which drops the sign of a NaN on
+    # a GPU.
+    bits = bitcast(graph, x, x.shape, integer, label)
     sign = op("shr_arithmetic", bits, 8 * x.dtype.itemsize - 1)
     return op("xor", bits, op("and", sign, int(np.iinfo(integer).max)))
 

@@ -22,6 +22,8 @@ from jaxgraph import _native
 pytestmark = pytest.mark.gpu
 
 SCALE = float(os.environ.get("JAXGRAPH_GPU_STEPS", "1"))
+# Free memory is the whole device's: what others take beside us counts, too.
+ALONE = "PYTEST_XDIST_WORKER" not in os.environ
 GAME_STEPS = int(10_000 * SCALE)
 SOAK_STEPS = int(20_000 * SCALE)
 
@@ -132,7 +134,7 @@ def test_soak():
     lost = before - gauge.free_memory()
     stats = step.stats()
     assert stats.live_execs <= 12
-    assert lost < 64 << 20, f"{lost >> 20} MiB lost"
+    assert not ALONE or lost < 64 << 20, f"{lost >> 20} MiB lost"
     assert stats.failures == 0
     assert stats.executions == stats.eager + stats.captures + stats.replays
 
@@ -201,8 +203,8 @@ RESERVED = textwrap.dedent(
     assert jnp.allclose(out, fun(x))
     stats = step.stats()
     assert (stats.replays, stats.arena_bytes >= 256 << 20) == (2, True), stats
-    assert before - gauge.free_memory() < taken + (192 << 20), "a second arena"
-    print("reserved", flush=True)
+    more = before - gauge.free_memory() - taken
+    print("reserved", more >> 20, flush=True)
     """
 )
 
@@ -213,3 +215,5 @@ def test_what_is_reserved_before_any_call_is_there():
         [sys.executable, "-P", "-c", RESERVED], capture_output=True, text=True, timeout=300
     )
     assert "reserved" in done.stdout, done.stdout + done.stderr[-3000:]
+    if ALONE:
+        assert int(done.stdout.split()[-1]) < 192, "a second arena"

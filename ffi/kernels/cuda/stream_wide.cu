@@ -23,7 +23,6 @@ constexpr int kPanelBytes = kPanel * kLineBytes;
 constexpr int kRowsOfTile = 8;
 constexpr int kMultiplying = kPanels * 4 * kWarp;  // threads
 constexpr int kBringing = 4 * kWarp;
-constexpr int kLinesAtOnce = kBringing / 8;  // that these copy, 16 bytes each
 constexpr int kBlockThreads = kMultiplying + kBringing;
 constexpr int kRingAlignment = 1024;  // the pattern that the tensor cores expect repeats there
 // Floats from a row of sums to the next: the rows that a warp writes at once fall into different
@@ -38,6 +37,7 @@ __host__ __device__ constexpr int SumBytes(int row_tiles) {
 }
 
 #if __CUDA_ARCH__ >= 900
+constexpr int kLinesAtOnce = kBringing / 8;  // that the bringing threads copy, 16 bytes each
 constexpr int kStep = 16;  // of k and of columns, in one tensor-core instruction
 
 struct Share {

@@ -141,8 +141,8 @@ class StreamTest : public CudaTest {
     }
     for (const Node& node : c.nodes) {
       if (node.op != Op::kMatmul) continue;
-      // Rounding alone is 0.4 of this on average, and all of it at most.
-      const double share = with_host ? 0.5 : 0.7;
+      // Rounding alone is 0.4 of this on average, and all of it at most: of few columns, anything.
+      const double share = node.outs[0].shape[3] < 100 ? 1 : with_host ? 0.5 : 0.7;
       const double rounding = s.out == DType::kF32    ? 2e-6
                               : s.out == DType::kBF16 ? share / 256
                                                       : share / 2048;
