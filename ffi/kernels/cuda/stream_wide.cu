@@ -38,7 +38,7 @@ __host__ __device__ constexpr int SumBytes(int row_tiles) {
 
 #if __CUDA_ARCH__ >= 900
 constexpr int kLinesAtOnce = kBringing / 8;  // that the bringing threads copy, 16 bytes each
-constexpr int kStep = 16;  // of k and of columns, in one tensor-core instruction
+constexpr int kStep = 16;                    // of k and of columns, in one tensor-core instruction
 
 struct Share {
   int begin, end;
