@@ -53,6 +53,8 @@ def test_doctor_tests_the_gpu_too(capsys):
 
 
 def test_doctor_says_what_is_switched_off(capsys, monkeypatch):
+    for variable in [name for name in os.environ if name.startswith("JAXGRAPH_")]:
+        monkeypatch.delenv(variable)
     monkeypatch.setenv("JAXGRAPH_DISABLE", "1")
     code, found = machine(capsys, "doctor", "--no-self-test")
     assert code == PLAIN
