@@ -197,36 +197,45 @@ def _select(graph: Graph, which: Tensor, *cases: Tensor, label: str) -> Tensor:
     return chosen
 
 
+class Builder:
+    """Elementwise operations on tensors of one shape, in one dtype."""
+
+    def __init__(self, graph: Graph, like: Tensor, dtype, label: str):
+        self.graph, self.shape, self.label = graph, like.shape, label
+        self.dtype = np.dtype(dtype)
+
+    def __call__(self, op: str, *operands: Tensor | float, dtype=None, aux: int = 0) -> Tensor:
+        tensors = [self.number(x) if isinstance(x, int | float) else x for x in operands]
+        dtype = self.dtype if dtype is None else dtype
+        return self.graph.add("elementwise", tensors, self.shape, dtype, self.label, op=op, aux=aux)
+
+    def number(self, value: float) -> Tensor:
+        return constant(self.graph, value, self.shape, self.dtype, self.label)
+
+    def test(self, op: str, *operands: Tensor | float) -> Tensor:
+        return self(op, *operands, dtype=np.bool_)
+
+    def choose(self, condition: Tensor, yes: Tensor | float, no: Tensor | float) -> Tensor:
+        return self("select", condition, no, yes)
+
+
 def _next_after(graph: Graph, x: Tensor, y: Tensor, label: str) -> Tensor:
     """The neighbour of ``x`` on the side of ``y``, by their bits: subnormal numbers count."""
-    shape, dtype = x.shape, x.dtype
-    bits = np.dtype(f"int{8 * dtype.itemsize}")
-
-    def op(name: str, *args: Tensor, dtype=bits, aux: int = 0) -> Tensor:
-        return graph.add("elementwise", args, shape, dtype, label, op=name, aux=aux)
-
-    def test(name: str, *args: Tensor) -> Tensor:
-        return op(name, *args, dtype=np.bool_)
-
-    def choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-        return op("select", condition, no, yes)
-
-    def number(value: int) -> Tensor:
-        return constant(graph, value, shape, bits, label)
-
-    zero, one, largest = number(0), number(1), number(np.iinfo(bits).max)
-    infinity = number(int(np.array(np.inf, dtype).view(bits)))
+    dtype, bits = x.dtype, np.dtype(f"int{8 * x.dtype.itemsize}")
+    op = Builder(graph, x, bits, label)
+    zero, one, largest = op.number(0), op.number(1), op.number(np.iinfo(bits).max)
+    infinity = op.number(int(np.array(np.inf, dtype).view(bits)))
     from_, to = (op("bitcast", t, aux=dtypes.code_of(dtype)) for t in (x, y))
     size, to_size = op("and", from_, largest), op("and", to, largest)
-    apart = test("lt", op("xor", from_, to), zero)  # their signs differ
-    shrinks = test("or", apart, test("gt", size, to_size))
-    moved = op("add", from_, choose(shrinks, number(-1), one))
-    least = op("or", op("and", to, number(np.iinfo(bits).min)), one)
-    moved = choose(test("eq", size, zero), least, moved)
-    zeros = test("eq", op("or", size, to_size), zero)
-    moved = choose(test("or", zeros, test("eq", from_, to)), to, moved)
-    moved = choose(test("gt", to_size, infinity), to, moved)  # NaN
-    moved = choose(test("gt", size, infinity), from_, moved)
+    apart = op.test("lt", op("xor", from_, to), zero)  # their signs differ
+    shrinks = op.test("or", apart, op.test("gt", size, to_size))
+    moved = op("add", from_, op.choose(shrinks, -1, one))
+    least = op("or", op("and", to, op.number(np.iinfo(bits).min)), one)
+    moved = op.choose(op.test("eq", size, zero), least, moved)
+    zeros = op.test("eq", op("or", size, to_size), zero)
+    moved = op.choose(op.test("or", zeros, op.test("eq", from_, to)), to, moved)
+    moved = op.choose(op.test("gt", to_size, infinity), to, moved)  # NaN
+    moved = op.choose(op.test("gt", size, infinity), from_, moved)
     return op("bitcast", moved, dtype=dtype, aux=dtypes.code_of(bits))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxgraph.frontend.elementwise import constant, convert
+from jaxgraph.frontend.elementwise import Builder, convert
 from jaxgraph.frontend.shaping import bitcast
 from jaxgraph.graph import dtypes
 from jaxgraph.graph.ir import Graph, Tensor
@@ -31,33 +31,11 @@ _LANCZOS = (
 )
 
 
-class _Builder:
-    """Elementwise operations on tensors of one shape, in one dtype."""
-
-    def __init__(self, graph: Graph, like: Tensor, dtype, label: str):
-        self.graph, self.shape, self.label = graph, like.shape, label
-        self.dtype = np.dtype(dtype)
-
-    def __call__(self, op: str, *operands: Tensor | float, dtype=None, aux: int = 0) -> Tensor:
-        tensors = [self.number(x) if isinstance(x, int | float) else x for x in operands]
-        dtype = self.dtype if dtype is None else dtype
-        return self.graph.add("elementwise", tensors, self.shape, dtype, self.label, op=op, aux=aux)
-
-    def number(self, value: float) -> Tensor:
-        return constant(self.graph, value, self.shape, self.dtype, self.label)
-
-    def test(self, op: str, *operands: Tensor | float) -> Tensor:
-        return self(op, *operands, dtype=np.bool_)
-
-    def choose(self, condition: Tensor, yes: Tensor | float, no: Tensor | float) -> Tensor:
-        return self("select", condition, no, yes)
-
-
 def lower(graph: Graph, name: str, x: Tensor, label: str) -> Tensor:
     """Appends the nodes of one of `NAMES`; f16 and bf16 are computed in f32."""
     inner = np.float64 if x.dtype == np.float64 else np.float32
     wide = convert(graph, x, inner, label)
-    result = _FUNCTIONS[name](_Builder(graph, x, inner, label), wide)
+    result = _FUNCTIONS[name](Builder(graph, x, inner, label), wide)
     return convert(graph, result, x.dtype, label)
 
 
@@ -71,7 +49,7 @@ def compare_totally(graph: Graph, name: str, x: Tensor, y: Tensor, label: str) -
 def _total_key(graph: Graph, x: Tensor, label: str) -> Tensor:
     """An integer for each float, in the order of its bits: those below the sign turn with it."""
     integer = np.dtype(f"int{8 * x.dtype.itemsize}")
-    op = _Builder(graph, x, integer, label)
+    op = Builder(graph, x, integer, label)
     # As it lies in memory: a register holds 16-bit floats as f32, which drops the sign of a NaN on
     # a GPU.
     bits = bitcast(graph, x, x.shape, integer, label)
@@ -79,20 +57,20 @@ def _total_key(graph: Graph, x: Tensor, label: str) -> Tensor:
     return op("xor", bits, op("and", sign, int(np.iinfo(integer).max)))
 
 
-def _reflected(op: _Builder, x: Tensor) -> tuple[Tensor, Tensor]:
+def _reflected(op: Builder, x: Tensor) -> tuple[Tensor, Tensor]:
     """(whether the argument is below a half, the argument above it less one)."""
     reflects = op.test("lt", x, 0.5)
     return reflects, op.choose(reflects, op("neg", x), op("sub", x, 1.0))
 
 
-def _log_of_shifted(op: _Builder, z: Tensor) -> tuple[Tensor, Tensor]:
+def _log_of_shifted(op: Builder, z: Tensor) -> tuple[Tensor, Tensor]:
     """(t, log t) where t = z + g + 1/2; the logarithm keeps the small digits of z."""
     shift = _LANCZOS_G + 0.5
     log = op("add", op("log1p", op("div", z, shift)), math.log(shift))
     return op("add", z, shift), log
 
 
-def _lgamma(op: _Builder, x: Tensor) -> Tensor:
+def _lgamma(op: Builder, x: Tensor) -> Tensor:
     reflects, z = _reflected(op, x)
     series: Tensor | float = _LANCZOS_FIRST
     for i, c in enumerate(_LANCZOS):
@@ -114,7 +92,7 @@ def _lgamma(op: _Builder, x: Tensor) -> Tensor:
     return op.choose(op.test("eq", size, math.inf), math.inf, result)
 
 
-def _digamma(op: _Builder, x: Tensor) -> Tensor:
+def _digamma(op: Builder, x: Tensor) -> Tensor:
     reflects, z = _reflected(op, x)
     above: Tensor | float = 0.0
     below: Tensor | float = _LANCZOS_FIRST
@@ -135,17 +113,17 @@ def _digamma(op: _Builder, x: Tensor) -> Tensor:
     return op.choose(op.test("eq", x, 0.0), -math.inf, result)
 
 
-def _bessel_i0e(op: _Builder, x: Tensor) -> Tensor:
+def _bessel_i0e(op: Builder, x: Tensor) -> Tensor:
     return _scaled_bessel(op, 0, op("abs", x))
 
 
-def _bessel_i1e(op: _Builder, x: Tensor) -> Tensor:
+def _bessel_i1e(op: Builder, x: Tensor) -> Tensor:
     size = op("abs", x)
     value = op("mul", _scaled_bessel(op, 1, size), op.choose(op.test("lt", x, 0.0), -1.0, 1.0))
     return op.choose(op.test("eq", x, 0.0), x, value)  # the sign of zero
 
 
-def _scaled_bessel(op: _Builder, order: int, x: Tensor) -> Tensor:
+def _scaled_bessel(op: Builder, order: int, x: Tensor) -> Tensor:
     """exp(-x) I(x) of a number that is not negative."""
     small = _chebyshev(op, _coefficients(order, False, op.dtype.name), op("mul", x, 0.5))
     if order == 1:  # an odd function: a polynomial times x, exact near zero
@@ -155,7 +133,7 @@ def _scaled_bessel(op: _Builder, order: int, x: Tensor) -> Tensor:
     return op.choose(op.test("le", x, _BORDER), small, large)
 
 
-def _chebyshev(op: _Builder, coefficients: tuple[float, ...], w: Tensor) -> Tensor:
+def _chebyshev(op: Builder, coefficients: tuple[float, ...], w: Tensor) -> Tensor:
     """The sum of c[n] T_n(w / 2 - 1), by Clenshaw's recurrence."""
     twice = op("sub", w, 2.0)
     b1: Tensor | float = 0.0
@@ -192,7 +170,7 @@ def _coefficients(order: int, large: bool, dtype: str) -> tuple[float, ...]:
 
 
 _NODES = 48
-_FUNCTIONS: dict[str, Callable[[_Builder, Tensor], Tensor]] = {
+_FUNCTIONS: dict[str, Callable[[Builder, Tensor], Tensor]] = {
     "lgamma": _lgamma,
     "digamma": _digamma,
     "bessel_i0e": _bessel_i0e,
