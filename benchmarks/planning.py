@@ -1,6 +1,6 @@
 """What tracing and planning a step cost, against XLA's compilation of it.
 
-    python benchmarks/planning.py [--layers N]
+    python benchmarks/planning.py [--layers N] [--json FILE]
 
 Seconds of the processor (so that what else runs on the machine does not count), the least of three.
 XLA compiles one layer of a scan; all of them are planned.
@@ -8,6 +8,7 @@ XLA compiles one layer of a scan; all of them are planned.
 
 import argparse
 import functools
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import jaxgraph
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from llama import SHAPES, decode_step, empty_cache, random_params  # noqa: E402
+from llama import SHAPES, decode_step, empty_cache, random_params
 
 TIMES = 3
 
@@ -31,16 +32,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--layers", type=int, default=30, metavar="N", help="default: %(default)s")
+    add = parser.add_argument
+    add("--layers", type=int, default=30, metavar="N", help="default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="also write the figures there")
     arguments = parser.parse_args(argv)
-    print("| layers | XLA's compilation, s | tracing and planning, s |")
-    print("| --- | ---: | ---: |")
-    for stacked in (False, True):
-        step, args = step_of(arguments.layers, stacked)
+    rows = []
+    for how in ("list", "scan"):
+        step, args = step_of(arguments.layers, stacked=how == "scan")
         ours = seconds(functools.partial(jaxgraph.explain, step), args)
         xla = seconds(lambda *a, step=step: jax.jit(step).lower(*a).compile(), args)
-        how = "scan" if stacked else "list"
-        print(f"| {arguments.layers}, {how} | {xla:.2f} | {ours:.2f} |")
+        print(f"{arguments.layers} layers as a {how}: XLA {xla:.2f} s, jaxgraph {ours:.2f} s")
+        rows.append({"layers": arguments.layers, "how": how, "xla_s": xla, "plan_s": ours})
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     return 0
 
 

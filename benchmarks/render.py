@@ -79,6 +79,8 @@ def _tables(out: Path, decode: list[Figures]) -> Iterator[str]:
         yield f"## Profitability: {figures['settings']['table']}\n\n" + _profitability(figures)
     if (out / "identity.json").exists():
         yield "## What deciding costs\n\n" + _identity(load(out / "identity.json"))
+    if (out / "planning.json").exists():
+        yield "## What planning costs\n\n" + _planning(load(out / "planning.json"))
     for part, title in (("products", "Streaming products"), ("attention", "Decode attention")):
         if (out / f"{part}.json").exists():
             yield f"## {title}\n\n```text\n{load(out / f'{part}.json')['text'].rstrip()}\n```"
@@ -145,6 +147,14 @@ def _identity(figures: Figures) -> str:
         for r in figures["rows"]
     ]
     return table(["what", "µs", "ns each"], rows)
+
+
+def _planning(figures: Figures) -> str:
+    rows = [
+        [f"a {r['how']} of {r['layers']}", f"{r['xla_s']:.2f}", f"{r['plan_s']:.2f}"]
+        for r in figures["rows"]
+    ]
+    return table(["layers", "XLA's compilation, s", "tracing and planning, s"], rows)
 
 
 def _regions(figures: Figures) -> str:

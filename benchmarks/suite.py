@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE))
 
 from render import render  # noqa: E402
 
-PARTS = ("decode", "timeline", "ops", "regions", "profitability", "identity")
+PARTS = ("decode", "timeline", "ops", "regions", "profitability", "identity", "planning")
 PARTS += ("products", "attention")  # in C++
 
 
@@ -120,7 +120,7 @@ def jobs(arguments: argparse.Namespace) -> Iterator[Job]:
         for shape in TIMELINES:
             if wanted(Step(shape)):
                 yield Job(f"timeline_{shape}", python("timeline.py", "--shape", shape))
-    for part in ("ops", "regions", "identity"):
+    for part in ("ops", "regions", "identity", "planning"):
         if part in arguments.only:
             yield Job(part, python(f"{part}.py"))
     if "profitability" in arguments.only:

@@ -100,6 +100,7 @@ def test_what_is_wanted_is_run_and_nothing_else(suite):
         "decode_1b_1", "decode_1b_8", "decode_1b_1_32768",
     ]  # fmt: skip
     assert names("--only", "ops", "identity", "regions") == ["ops", "regions", "identity"]
+    assert names("--only", "planning") == ["planning"]
     assert names("--only", "profitability") == [
         "profitability_rows", "profitability_pieces", "profitability_prefill",
     ]  # fmt: skip
@@ -172,6 +173,7 @@ def test_other_tables(suite, tmp_path):
             {"experts": 2, "width": 512, "hidden": 1024, "at_once_us": 121.4, "chain_us": 140.2},
             {"experts": 4, "width": 512, "hidden": 512, "at_once_us": 164.0, "chain_us": 194.0},
         ]},
+        "planning": {"rows": [{"layers": 30, "how": "scan", "xla_s": 0.731, "plan_s": 0.564}]},
         "profitability_rows": {"settings": {"table": "rows"}, "head": "rows", "rows": [
             {"case": 8, "xla_us": 1200.4, "jaxgraph_us": 800.3},
         ]},
@@ -182,6 +184,7 @@ def test_other_tables(suite, tmp_path):
     text = (tmp_path / "tables.md").read_text()
     assert rows_of(text, "## Operations") == [["rope", "12.10", "11.07"]]
     assert rows_of(text, "## What deciding costs") == [["uid hit", "0.23", "230.0 a call"]]
+    assert rows_of(text, "## What planning costs") == [["a scan of 30", "0.73", "0.56"]]
     assert rows_of(text, "## Profitability: rows") == [["8", "1,200", "800", "1.50"]]
     assert rows_of(text, "## Fork-join regions") == [["2", "", "121, 140"], ["4", "164, 194", ""]]
 
@@ -231,6 +234,17 @@ def test_regions_are_marked_and_not(monkeypatch, tmp_path, capsys):
     assert min(row["at_once_us"], row["chain_us"]) > 0
     found = [re.search(r"(\d+) fork-join regions", str(step.explain()))[1] for step in marked]
     assert int(found[0]) > 0 and found[1] == "0"
+
+
+def test_planning_is_timed_as_a_list_and_as_a_scan(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import planning
+
+    monkeypatch.setattr(planning, "TIMES", 1)
+    assert planning.main(["--layers", "2", "--json", str(tmp_path / "planning.json")]) == 0
+    rows = json.loads((tmp_path / "planning.json").read_text())["rows"]
+    assert [(row["layers"], row["how"]) for row in rows] == [(2, "list"), (2, "scan")]
+    assert all(row["xla_s"] > 0 and row["plan_s"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("tools", ["", "#!/bin/sh\necho 'no CUDA compiler' >&2\nexit 1\n"])

@@ -1,34 +1,22 @@
 """What planning a step does without: compilations by XLA, and the garbage collector."""
 
-import functools
 import gc
-from dataclasses import replace
+from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import llama
 
 import jaxgraph
 from jaxgraph.plan.step import plan_step
 
-
-def step_of_30_layers():
-    config = replace(llama.SHAPES["15m"], layers=30)
-    make = functools.partial(llama.random_params, config, jnp.bfloat16, stacked=True)
-    params = jax.eval_shape(make, jax.random.key(0))
-    cache = jax.eval_shape(lambda: llama.empty_cache(config, 1, 64, jnp.bfloat16, stacked=True))
-    args = (
-        params,
-        cache,
-        jax.ShapeDtypeStruct((1,), jnp.int32),
-        jax.ShapeDtypeStruct((), jnp.int32),
-    )
-    return functools.partial(llama.decode_step, config=config), args
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def test_no_part_of_a_plan_is_compiled_by_xla(caplog):
+def test_no_part_of_a_plan_is_compiled_by_xla(caplog, monkeypatch):
     """Numbers known beforehand, such as a layer's, are computed without JAX."""
-    step, args = step_of_30_layers()
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from planning import step_of
+
+    step, args = step_of(30, stacked=True)
     closed = jax.make_jaxpr(step)(*args)
     labels = [f"argument {i}" for i in range(len(closed.jaxpr.invars))]
     jax.clear_caches()
