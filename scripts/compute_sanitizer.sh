@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A short decode under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory. XLA
-# allocates every buffer by itself (platform allocator), so that an access beyond one shows.
+# allocates every buffer by itself (platform allocator), so that an access beyond one shows; in the
+# arena, which is one buffer, intermediates keep their distance.
 #
 #     scripts/compute_sanitizer.sh [PYTHON]
 set -euo pipefail
@@ -11,6 +12,7 @@ command -v compute-sanitizer >/dev/null || {
   exit 2
 }
 export XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_PYTHON_CLIENT_PREALLOCATE=false
+export JAXGRAPH_GUARD_BYTES=256
 
 # Our kernels alone: XLA's are not ours to check. COMPUTE_SANITIZER_FLAGS: other options.
 read -ra more <<<"${COMPUTE_SANITIZER_FLAGS:---kernel-name kernel_substring=jaxgraph}"
