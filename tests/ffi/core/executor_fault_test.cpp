@@ -2,9 +2,22 @@
 // call reports an error; nothing leaks, and no failure is repeated for ever.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <new>
 
 #include "tests/ffi/core/step.h"
+
+// Host memory that runs out: at which of this thread's allocations from now on; 0: never.
+static thread_local uint64_t failing_allocation = 0;
+
+// Not inlined: the compiler would see new and delete as what they are made of, and warn.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (failing_allocation > 0 && --failing_allocation == 0) throw std::bad_alloc();
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace jaxgraph {
 namespace {
@@ -218,7 +231,7 @@ TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {
   constexpr int kFlips = 12;
   int thrown = 0;
   for (int flip = 0; flip < kFlips; ++flip) {
-    for (int look = 1; look <= 6; ++look) {  // at the clock: each event is an occasion
+    for (int look = 1; look <= 8; ++look) {  // at the clock: each event is an occasion
       SCOPED_TRACE("flip " + std::to_string(flip) + ", look " + std::to_string(look));
       HostDevice device;
       TestEmitter emitter;
@@ -228,10 +241,16 @@ TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {
         return 1.0;
       });
       StepBuffers b;
-      for (int i = 0; i < 3; ++i) b.Check(&executor, program, i);
-      for (int i = 0; i < kFlips; ++i) {
+      // `acc` is patched at each of its nodes, and before it gets there, `y` has its event.
+      const auto flip_all = [&] {
         b.FlipX();
         b.FlipW();
+        b.FlipAcc();
+        b.FlipY();
+      };
+      for (int i = 0; i < 3; ++i) b.Check(&executor, program, i);
+      for (int i = 0; i < kFlips; ++i) {
+        flip_all();
         if (i == flip) {
           left = look;
           try {
@@ -240,8 +259,7 @@ TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {
             ++thrown;
           }
           left = 0;
-          b.FlipX();
-          b.FlipW();
+          flip_all();
         }
         b.Check(&executor, program, i);
         if (HasFatalFailure()) return;
@@ -249,6 +267,45 @@ TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {
     }
   }
   EXPECT_GT(thrown, 2 * kFlips);
+}
+
+// And while bases that came to rest leave their slots, which nobody would fill any more: at every
+// allocation of that call.
+TEST(ExecutorFaults, NoAllocationThatFailsWhileBasesLeaveTheirSlotsLeavesThemStale) {
+  const auto program = Seal(StepProgram());
+  constexpr int kFlips = 6, kMost = 600;
+  int settles = 0;  // number of the call in which they do
+  bool threw = true;
+  for (uint64_t allocation = 0; threw; ++allocation) {  // 0: none fails, to find that call
+    SCOPED_TRACE("allocation " + std::to_string(allocation));
+    Machine m;
+    StepBuffers b;
+    threw = allocation == 0;
+    const auto rested = [&] { return Logged(*m.executor, "placement", "came to rest"); };
+    for (int i = 0; allocation == 0 ? !rested() : i < settles + 3; ++i) {
+      ASSERT_LT(i, kMost);
+      if (i < kFlips) {
+        b.FlipX();
+        b.FlipY();
+      }
+      if (allocation > 0 && i == settles) {
+        failing_allocation = allocation;
+        try {
+          b.Check(m.executor.get(), program, i);
+        } catch (const std::bad_alloc&) {
+          threw = true;
+        }
+        failing_allocation = 0;
+      } else {
+        b.Check(m.executor.get(), program, i);
+      }
+      if (HasFatalFailure()) return;
+      if (allocation == 0) settles = i;
+    }
+    if (!threw) {
+      EXPECT_TRUE(rested());
+    }
+  }
 }
 
 }  // namespace

@@ -80,7 +80,9 @@ class StepBuffers {
         spare_w_(Fresh(kSlice)),
         big_(Fresh(kBigBytes)),
         acc_(Fresh(kSlice)),
-        y_(Fresh(kSlice)) {
+        spare_acc_(Fresh(kSlice)),
+        y_(Fresh(kSlice)),
+        spare_y_(Fresh(kSlice)) {
     Fill(w_, 10);
     Fill(big_, 20);
     Fill(acc_, 0);
@@ -93,12 +95,10 @@ class StepBuffers {
     std::swap(x_, spare_x_);
   }
   void MoveW() { Move(&w_, kSlice); }
-  // To the buffer it was in before the last flip, with what it holds.
-  void FlipW() {
-    std::memcpy(spare_w_, w_, kSlice);
-    Fill(w_, std::numeric_limits<float>::quiet_NaN());
-    std::swap(w_, spare_w_);
-  }
+  // To the buffers they were in before the last flip, with what they hold.
+  void FlipW() { Flip(&w_, &spare_w_); }
+  void FlipAcc() { Flip(&acc_, &spare_acc_); }
+  void FlipY() { Flip(&y_, &spare_y_); }
   void MoveBig() { Move(&big_, kBigBytes); }
   void MoveAcc() { Move(&acc_, kSlice); }
   void MoveY() { Move(&y_, kSlice); }
@@ -140,6 +140,11 @@ class StepBuffers {
     std::memcpy(v.data(), at, sizeof v);
     return v;
   }
+  static void Flip(char** buffer, char** spare) {
+    std::memcpy(*spare, *buffer, kSlice);
+    Fill(*buffer, std::numeric_limits<float>::quiet_NaN());
+    std::swap(*buffer, *spare);
+  }
   void Move(char** buffer, uint64_t bytes) {
     char* fresh = Fresh(bytes);
     std::memcpy(fresh, *buffer, bytes);
@@ -149,7 +154,7 @@ class StepBuffers {
   }
 
   std::vector<std::unique_ptr<char[]>> memory_;
-  char *x_, *spare_x_, *w_, *spare_w_, *big_, *acc_, *y_;
+  char *x_, *spare_x_, *w_, *spare_w_, *big_, *acc_, *spare_acc_, *y_, *spare_y_;
 };
 
 // A device, whose handles must be balanced in the end, and an executor on it.
