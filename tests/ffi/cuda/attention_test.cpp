@@ -45,19 +45,14 @@ class CudaAttentionTest : public CudaTest {
     }
     launches.front().dependent = false;
     if (captured) {
-      GraphHandle graph = nullptr;
-      ExecHandle exec = nullptr;
-      std::vector<NodeHandle> handles;
-      EXPECT_TRUE(Capture(launches, &graph, &handles).ok());
-      EXPECT_TRUE(device_->Instantiate(graph, &exec).ok());
+      Recording recorded;
+      EXPECT_TRUE(Record(launches, &recorded).ok());
       for (int i = 0; i < 2; ++i) {
         // The first replay's rows in the caches would hide that the second reads too early.
         for (size_t m = 0; m < memory.size(); ++m) memory[m].Upload(buffers[m]);
-        EXPECT_TRUE(device_->LaunchGraph(exec, stream_).ok());
+        EXPECT_TRUE(device_->LaunchGraph(recorded.exec, stream_).ok());
       }
       EXPECT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
-      device_->DestroyExec(exec);
-      device_->DestroyGraph(graph);
     } else {
       for (const Launch& launch : launches) {
         EXPECT_TRUE(device_->LaunchKernel(launch, stream_).ok());

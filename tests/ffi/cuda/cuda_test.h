@@ -21,6 +21,21 @@
 
 namespace jaxgraph::testing {
 
+// An executable and its graph, which are destroyed with it.
+struct Recording {
+  Recording() = default;
+  Recording(const Recording&) = delete;
+  ~Recording() {
+    if (exec != nullptr) device->DestroyExec(exec);
+    if (graph != nullptr) device->DestroyGraph(graph);
+  }
+
+  GraphDevice* device = nullptr;
+  GraphHandle graph = nullptr;
+  ExecHandle exec = nullptr;
+  std::vector<NodeHandle> nodes;
+};
+
 // A CUDA device with a stream as XLA would own it, and another for captures.
 class CudaTest : public ::testing::Test {
  protected:
@@ -61,6 +76,13 @@ class CudaTest : public ::testing::Test {
     }
     const Status end = device_->EndCapture(capture_, graph);
     return status.ok() ? end : status;
+  }
+
+  // Launches as an executable, with the graph that it was made from.
+  Status Record(const std::vector<Launch>& launches, Recording* recorded) {
+    recorded->device = device_.get();
+    JAXGRAPH_RETURN_IF_ERROR(Capture(launches, &recorded->graph, &recorded->nodes));
+    return device_->Instantiate(recorded->graph, &recorded->exec);
   }
 
   std::unique_ptr<GraphDevice> device_;

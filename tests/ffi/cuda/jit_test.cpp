@@ -109,20 +109,15 @@ class JitTest : public CudaTest {
     for (const auto& of_node : compiled) all.insert(all.end(), of_node.begin(), of_node.end());
     if (all.empty()) return;
     all[0].dependent = false;
-    GraphHandle graph = nullptr;
-    ExecHandle exec = nullptr;
-    std::vector<NodeHandle> handles;
-    ASSERT_OK(Capture(all, &graph, &handles));
-    ASSERT_OK(device_->Instantiate(graph, &exec));
+    Recording recorded;
+    ASSERT_OK(Record(all, &recorded));
     for (int i = 0; i < 2; ++i) {
       for (const auto& p : placed) p->Upload();
-      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
       for (size_t n = 0; n < cases.size(); ++n) {
         EXPECT_TRUE(placed[n]->Download() == got[n]) << "the replay of node " << n << " differs";
       }
     }
-    device_->DestroyExec(exec);
-    device_->DestroyGraph(graph);
   }
 
   void CheckRandom(Op op, uint64_t seed, int batches) {

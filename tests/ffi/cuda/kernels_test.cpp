@@ -46,18 +46,13 @@ class CudaKernelsTest : public CudaTest {
     for (const Launch& launch : launches) ASSERT_OK(device_->LaunchKernel(launch, stream_));
     *result = Download(memory);
 
-    GraphHandle graph = nullptr;
-    ExecHandle exec = nullptr;
-    std::vector<NodeHandle> handles;
-    ASSERT_OK(Capture(launches, &graph, &handles));
-    ASSERT_OK(device_->Instantiate(graph, &exec));
+    Recording recorded;
+    ASSERT_OK(Record(launches, &recorded));
     for (int i = 0; i < 2; ++i) {
       Upload(c, &memory);
-      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
       EXPECT_TRUE(Download(memory) == *result) << "replay differs from the eager run";
     }
-    device_->DestroyExec(exec);
-    device_->DestroyGraph(graph);
   }
 
   void Check(const NodeCase& c, bool compiled = false) {

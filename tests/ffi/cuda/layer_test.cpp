@@ -56,18 +56,13 @@ class LayerTest : public CudaTest {
     for (const Launch& launch : launches) ASSERT_OK(device_->LaunchKernel(launch, stream_));
     *result = download();
 
-    GraphHandle graph = nullptr;
-    ExecHandle exec = nullptr;
-    std::vector<NodeHandle> handles;
-    ASSERT_OK(Capture(launches, &graph, &handles));
-    ASSERT_OK(device_->Instantiate(graph, &exec));
+    Recording recorded;
+    ASSERT_OK(Record(launches, &recorded));
     for (int i = 0; i < 3; ++i) {
       upload();
-      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
       EXPECT_TRUE(download() == *result) << "replay " << i << " differs from the eager run";
     }
-    device_->DestroyExec(exec);
-    device_->DestroyGraph(graph);
   }
 
   static std::vector<double> Values(const TensorRef& t, const Buffers& buffers) {

@@ -78,14 +78,11 @@ class NodeGroupRun : public CudaTest {
     EXPECT_TRUE(Download() == want) << "fused and single nodes differ";
     if (fused.empty()) return;
 
-    GraphHandle graph = nullptr;
-    ExecHandle exec = nullptr;
-    std::vector<NodeHandle> handles;
-    ASSERT_OK(Capture(fused, &graph, &handles));
-    ASSERT_OK(device_->Instantiate(graph, &exec));
+    Recording recorded;
+    ASSERT_OK(Record(fused, &recorded));
     for (int i = 0; i < 2; ++i) {
       Upload(c);
-      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
       EXPECT_TRUE(Download() == want) << "replay " << i << " differs";
     }
     // Every base moves: what was recorded is patched.
@@ -98,13 +95,11 @@ class NodeGroupRun : public CudaTest {
     for (size_t i = 0; i < moved.size(); ++i) {
       ASSERT_TRUE(moved[i].SameConfig(fused[i]));
       ASSERT_EQ(moved[i].params.size(), moved[i].kernel->param_bytes);
-      ASSERT_OK(device_->Patch(exec, handles[i], moved[i]));
+      ASSERT_OK(device_->Patch(recorded.exec, recorded.nodes[i], moved[i]));
     }
     Upload(c);
-    ASSERT_OK(device_->LaunchGraph(exec, stream_));
+    ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
     EXPECT_TRUE(Download() == want) << "the patched replay differs";
-    device_->DestroyExec(exec);
-    device_->DestroyGraph(graph);
   }
 
   std::vector<DeviceBytes> memory_;
@@ -257,18 +252,13 @@ TEST_F(NodeGroupRun, GroupsWaitForEachOther) {
   Upload(c);
   ASSERT_NO_FATAL_FAILURE(Run(single));
   const Buffers want = Download();
-  GraphHandle graph = nullptr;
-  ExecHandle exec = nullptr;
-  std::vector<NodeHandle> handles;
-  ASSERT_OK(Capture(fused, &graph, &handles));
-  ASSERT_OK(device_->Instantiate(graph, &exec));
+  Recording recorded;
+  ASSERT_OK(Record(fused, &recorded));
   for (int i = 0; i < 5; ++i) {
     Upload(c);
-    ASSERT_OK(device_->LaunchGraph(exec, stream_));
+    ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
     EXPECT_TRUE(Download() == want) << "replay " << i;
   }
-  device_->DestroyExec(exec);
-  device_->DestroyGraph(graph);
 }
 
 }  // namespace

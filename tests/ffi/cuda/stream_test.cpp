@@ -49,18 +49,13 @@ class StreamTest : public CudaTest {
     for (const Launch& launch : launches) ASSERT_OK(device_->LaunchKernel(launch, stream_));
     *result = outputs();
 
-    GraphHandle graph = nullptr;
-    ExecHandle exec = nullptr;
-    std::vector<NodeHandle> handles;
-    ASSERT_OK(Capture(launches, &graph, &handles));
-    ASSERT_OK(device_->Instantiate(graph, &exec));
+    Recording recorded;
+    ASSERT_OK(Record(launches, &recorded));
     for (int i = 0; i < 3; ++i) {
       poison();
-      ASSERT_OK(device_->LaunchGraph(exec, stream_));
+      ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
       EXPECT_TRUE(outputs() == *result) << "replay " << i << " differs from the eager run";
     }
-    device_->DestroyExec(exec);
-    device_->DestroyGraph(graph);
     for (size_t b = 0; b < c.buffers.size(); ++b) {
       if ((*result)[b].empty()) (*result)[b] = c.buffers[b];
     }
