@@ -91,6 +91,18 @@ class CudaTest : public ::testing::Test {
   Stream capture_ = nullptr;
 };
 
+// For kernels of thread block clusters, which not all devices have.
+class ClusterTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    int capability = 0;
+    ASSERT_OK(CudaComputeCapability(0, &capability));
+    if (capability / 10 != 9 && capability / 10 != 10) GTEST_SKIP() << "no kernels of clusters";
+  }
+};
+
 // Device memory that frees itself, in the order of a stream.
 class DeviceBytes {
  public:

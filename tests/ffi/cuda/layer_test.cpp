@@ -15,16 +15,8 @@
 namespace jaxgraph::testing {
 namespace {
 
-class LayerTest : public CudaTest {
+class LayerTest : public ClusterTest {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    int capability = 0;
-    ASSERT_OK(CudaComputeCapability(0, &capability));
-    if (capability / 10 != 9 && capability / 10 != 10) GTEST_SKIP() << "no kernels of layers";
-  }
-
   // What the nodes leave in memory, run eagerly; the same when captured and replayed.
   void RunOnCuda(const LayerCase& c, bool fusion, size_t num_launches, Buffers* result) {
     std::vector<DeviceBytes> memory;
