@@ -2,6 +2,7 @@
 // buffers. Every tensor has a buffer of its own that starts aligned, unless a test moves it.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -275,6 +276,22 @@ inline std::vector<ResolvedNode> ResolveAll(const GroupCase& c, const std::vecto
     if (node.op == Op::kMatmul) nodes.back().constant_srcs = 2;
   }
   return nodes;
+}
+
+inline std::vector<double> ValuesOf(const TensorRef& t, const Buffers& buffers) {
+  std::vector<double> x;
+  ForEachIndex(t, [&](const int64_t* index) { x.push_back(Read(buffers, t, index).f); });
+  return x;
+}
+
+// ||got - want|| / ||want||; not a number where either holds one.
+inline double Distance(const std::vector<double>& got, const std::vector<double>& want) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += (got[i] - want[i]) * (got[i] - want[i]);
+    size += want[i] * want[i];
+  }
+  return std::sqrt(error / size);
 }
 
 }  // namespace jaxgraph::testing

@@ -231,11 +231,7 @@ struct LayerResults {
   std::vector<double> row, out;
 };
 inline LayerResults LayersInDouble(const LayerCase& c, const StepShape& s) {
-  const auto vector = [&](const TensorRef& t) {
-    std::vector<double> x;
-    ForEachIndex(t, [&](const int64_t* index) { x.push_back(Read(c.buffers, t, index).f); });
-    return x;
-  };
+  const auto vector = [&](const TensorRef& t) { return ValuesOf(t, c.buffers); };
   const auto times = [&](const std::vector<double>& x, const TensorRef& w) {
     TensorRef turned = w;  // [out, in]
     std::swap(turned.shape[2], turned.shape[3]);

@@ -57,21 +57,6 @@ class LayerTest : public ClusterTest {
     }
   }
 
-  static std::vector<double> Values(const TensorRef& t, const Buffers& buffers) {
-    std::vector<double> x;
-    ForEachIndex(t, [&](const int64_t* index) { x.push_back(Read(buffers, t, index).f); });
-    return x;
-  }
-  // ||got - want|| / ||want||; not a number where either holds one.
-  static double Distance(const std::vector<double>& got, const std::vector<double>& want) {
-    double error = 0, size = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      error += (got[i] - want[i]) * (got[i] - want[i]);
-      size += want[i] * want[i];
-    }
-    return std::sqrt(error / size);
-  }
-
   void Check(Rng& rng, const StepShape& s) {
     SCOPED_TRACE(std::to_string(s.layers) + " layers of " + std::to_string(s.size) + ", heads " +
                  std::to_string(s.kv_heads) + " x " + std::to_string(s.heads) + " of " +
@@ -92,13 +77,13 @@ class LayerTest : public ClusterTest {
     }
     results.push_back(c.nodes.back().outs[1]);  // the norm of it all
     for (const TensorRef& t : results) {
-      const std::vector<double> got = Values(t, fused);
-      EXPECT_LE(Distance(got, Values(t, single)), unit * s.layers) << "against single nodes";
-      EXPECT_LE(Distance(got, Values(t, host)), unit * s.layers) << "against the host";
+      const std::vector<double> got = ValuesOf(t, fused);
+      EXPECT_LE(Distance(got, ValuesOf(t, single)), unit * s.layers) << "against single nodes";
+      EXPECT_LE(Distance(got, ValuesOf(t, host)), unit * s.layers) << "against the host";
     }
     const LayerResults exact = LayersInDouble(c, s);
-    const double ours = Distance(Values(c.out, fused), exact.out);
-    const double theirs = Distance(Values(c.out, single), exact.out);
+    const double ours = Distance(ValuesOf(c.out, fused), exact.out);
+    const double theirs = Distance(ValuesOf(c.out, single), exact.out);
     EXPECT_LE(ours, 1.3 * theirs + unit / 8) << "against f64";
     EXPECT_LE(theirs, 4 * unit * s.layers) << "single nodes against f64";
     // Nothing but the results, the norm behind and scratch memory has changed.
@@ -214,11 +199,12 @@ TEST_F(LayerTest, InfiniteValues) {
   ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, 4, &fused));
   const Buffers host = RunHost(c.nodes, c.buffers);
   // Three queries have an infinite output, which every element of the product has a share of.
-  const std::vector<double> got = Values(c.out, fused), want = Values(c.out, host);
+  const std::vector<double> got = ValuesOf(c.out, fused), want = ValuesOf(c.out, host);
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(std::isnan(got[i]), std::isnan(want[i])) << i;
   }
-  const std::vector<double> row = Values(c.last_row, fused), row_host = Values(c.last_row, host);
+  const std::vector<double> row = ValuesOf(c.last_row, fused),
+                            row_host = ValuesOf(c.last_row, host);
   for (size_t i = 0; i < row.size(); ++i) {
     EXPECT_TRUE(row[i] == row_host[i] || (std::isnan(row[i]) && std::isnan(row_host[i]))) << i;
   }

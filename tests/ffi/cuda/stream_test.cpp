@@ -53,17 +53,6 @@ class StreamTest : public ClusterTest {
     }
   }
 
-  // ||got - want|| / ||want||; not a number where either holds one.
-  static double Distance(const TensorRef& t, const Buffers& got, const Buffers& want) {
-    double error = 0, size = 0;
-    ForEachIndex(t, [&](const int64_t* index) {
-      const double g = Read(got, t, index).f, w = Read(want, t, index).f;
-      error += (g - w) * (g - w);
-      size += w * w;
-    });
-    return std::sqrt(error / size);
-  }
-
   // A product of what is in memory, in f64, against what the kernel made of it: of all columns, or
   // of about 300 elements in columns that lie far apart.
   static double ProductError(const Node& product, const Buffers& buffers, bool all = true) {
@@ -118,12 +107,13 @@ class StreamTest : public ClusterTest {
     // norm by theirs; from there on everything is that far away at most.
     const double unit = s.dtype == DType::kBF16 ? 1.0 / 256 : 1.0 / 2048;
     for (const TensorRef& t : c.outs()) {
-      EXPECT_LE(Distance(t, fused, single), unit / 4) << "against single nodes";
+      EXPECT_LE(Distance(ValuesOf(t, fused), ValuesOf(t, single)), unit / 4)
+          << "against single nodes";
     }
     if (with_host) {
       const Buffers host = RunHost(c.nodes, c.buffers);
       for (const TensorRef& t : c.outs()) {
-        EXPECT_LE(Distance(t, fused, host), unit) << "against the host";
+        EXPECT_LE(Distance(ValuesOf(t, fused), ValuesOf(t, host)), unit) << "against the host";
       }
     }
     for (const Node& node : c.nodes) {
