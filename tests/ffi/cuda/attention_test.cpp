@@ -7,10 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/device/host/serial_for.h"
-#include "ffi/kernels/host/host_emitter.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/kernels/random_attention.h"
+#include "tests/ffi/kernels/run_host.h"
 
 namespace jaxgraph::testing {
 namespace {
@@ -63,25 +62,9 @@ class CudaAttentionTest : public CudaTest {
     return result;
   }
 
-  static Buffers OnHost(const NodeCase& c) { return AllOnHost({c.node}, c.buffers); }
-  static Buffers AllOnHost(const std::vector<Node>& nodes, Buffers buffers) {
-    for (const Node& node : nodes) {
-      std::vector<Launch> launches;
-      size_t covered = 0;
-      EXPECT_TRUE(HostEmitter()
-                      .Emit({Resolve(node, Addresses(buffers))}, 0, true, &launches, &covered)
-                      .ok());
-      SerialFor serial;
-      for (const Launch& launch : launches) {
-        launch.kernel->host_function(launch.params.data(), serial);
-      }
-    }
-    return buffers;
-  }
-
   void Check(const NodeCase& c) {
     const Buffers got = Run(c, false);
-    ASSERT_TRUE(SameResult(c, got, OnHost(c)));
+    ASSERT_TRUE(SameResult(c, got, RunHost(c)));
     ASSERT_TRUE(Run(c, true) == got) << "replay differs from the eager run: " << Describe(c);
   }
 };
@@ -143,7 +126,7 @@ TEST_F(CudaAttentionTest, OlderDevicesGiveTheSameNumbers) {
   Rng rng(3);
   for (int64_t position : {5, 700}) {
     const NodeCase c = MakeAttention(rng, Decode(DType::kBF16, 2, 4, 64, 1024, position));
-    ASSERT_TRUE(SameResult(c, Run(c, false, CudaEmitter(kMinComputeCapability)), OnHost(c)));
+    ASSERT_TRUE(SameResult(c, Run(c, false, CudaEmitter(kMinComputeCapability)), RunHost(c)));
   }
 }
 
@@ -267,7 +250,7 @@ TEST_F(CudaAttentionTest, RowsThatTheLaunchBeforeWrites) {
         const Step step = MakeStep(rng, spec, rows, static_cast<int32_t>(row));
         const Buffers got = RunAll(step.nodes, step.constants, step.attention.buffers, true);
         NodeCase after = step.attention;
-        after.buffers = AllOnHost(step.nodes, step.attention.buffers);
+        after.buffers = RunHost(step.nodes, step.attention.buffers);
         ASSERT_TRUE(SameResult(after, got, after.buffers))
             << "position " << position << ", " << rows << " rows from " << row;
         ASSERT_TRUE(got == RunAll(step.nodes, std::vector<uint32_t>(step.nodes.size()),
