@@ -24,6 +24,22 @@ size_t Taken(const LayerCase& c) {
   return Taken(ResolveLayers(c, Addresses(buffers)));
 }
 
+// The case with a result lying elsewhere, and what is read of it, too.
+LayerCase Moved(LayerCase c, const TensorRef& was, const TensorRef& to) {
+  const int64_t bytes = was.num_elements() * static_cast<int64_t>(SizeOf(was.dtype));
+  for (Node& node : c.nodes) {
+    for (auto* tensors : {&node.outs, &node.srcs}) {
+      for (TensorRef& t : *tensors) {
+        const int64_t from = t.offset - was.offset;
+        if (t.base != was.base || from < 0 || from >= bytes) continue;
+        t.base = to.base;
+        t.offset = to.offset + from;
+      }
+    }
+  }
+  return c;
+}
+
 class LayerGroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -214,17 +230,10 @@ TEST_F(LayerGroupTest, WhatIsNotStored) {
         // A result of the step: somebody outside reads it.
         if (!kept && !leaves) {
           LayerCase result = c;
-          const uint32_t base = static_cast<uint32_t>(result.buffers.size());
+          TensorRef outside = t;
+          outside.base = static_cast<uint32_t>(result.buffers.size());
           result.buffers.push_back(result.buffers[0]);
-          for (Node& node : result.nodes) {
-            for (auto* tensors : {&node.outs, &node.srcs}) {
-              for (TensorRef& other : *tensors) {
-                const int64_t from = other.offset - t.offset;
-                if (other.base == 0 && from >= 0 && from < 2 * t.num_elements()) other.base = base;
-              }
-            }
-          }
-          EXPECT_EQ(Taken(result), layer * kNodesOfLayer);
+          EXPECT_EQ(Taken(Moved(result, t, outside)), layer * kNodesOfLayer);
         }
       }
     }
@@ -252,21 +261,8 @@ TEST_F(LayerGroupTest, WhatIsWrittenInBetween) {
   Rng rng(8);
   const LayerCase c = MakeLayers(rng, Layers(2));
   const auto taken = [&](size_t writer, const TensorRef& onto) {
-    LayerCase moved = c;
-    // The writer's last output now lies over the tensor's first bytes, for its readers, too.
-    TensorRef& out = moved.nodes[writer].outs.back();
-    const TensorRef was = out;
-    for (Node& node : moved.nodes) {
-      for (auto* tensors : {&node.outs, &node.srcs}) {
-        for (TensorRef& t : *tensors) {
-          const int64_t from = t.offset - was.offset;
-          if (t.base != was.base || from < 0 || from >= 2 * was.num_elements()) continue;
-          t.base = onto.base;
-          t.offset = onto.offset + from;
-        }
-      }
-    }
-    return Taken(moved) / kNodesOfLayer;
+    // The writer's last output now lies over the tensor's first bytes.
+    return Taken(Moved(c, c.nodes[writer].outs.back(), onto)) / kNodesOfLayer;
   };
   ASSERT_EQ(Taken(c), 2 * kNodesOfLayer);
   EXPECT_EQ(taken(kValue, c.nodes[kQuery].outs[0]), 0u);     // before it is turned
