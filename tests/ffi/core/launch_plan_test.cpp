@@ -42,6 +42,24 @@ class RunEmitter final : public Emitter {
   bool Capturable(const Node&) const override { return true; }
 };
 
+// What emitters of programs without slots have in common.
+class SlotlessEmitter : public Emitter {
+ public:
+  Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
+    return Status::Ok();
+  }
+  bool Capturable(const Node&) const override { return true; }
+
+ protected:
+  static Launch& Add(std::vector<Launch>* launches, size_t first, size_t count) {
+    Launch& launch = launches->emplace_back();
+    launch.kernel = &kNothing;
+    launch.first_node = static_cast<uint32_t>(first);
+    launch.node_count = static_cast<uint32_t>(count);
+    return launch;
+  }
+};
+
 // A program of random runs; runs stay inside regions, as a real emitter's do.
 Program RandomProgram(std::mt19937* random, size_t nodes) {
   Program p;
@@ -153,7 +171,7 @@ TEST(LaunchPlan, EveryNodeIsCoveredOnceForEveryChunkSize) {
 
 // What a kernel that starts early may read: operands that no node writes, under whatever name.
 TEST(LaunchPlan, SourcesThatNobodyWritesAreMarked) {
-  class Looking final : public Emitter {
+  class Looking final : public SlotlessEmitter {
    public:
     Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool, std::vector<Launch>*,
                 size_t* covered) const override {
@@ -161,10 +179,6 @@ TEST(LaunchPlan, SourcesThatNobodyWritesAreMarked) {
       seen.push_back(nodes[first].constant_srcs);
       return Status::Ok();
     }
-    Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
-      return Status::Ok();
-    }
-    bool Capturable(const Node&) const override { return true; }
     mutable std::vector<uint32_t> seen;
   };
   Program p;
@@ -189,7 +203,7 @@ TEST(LaunchPlan, SourcesThatNobodyWritesAreMarked) {
 }
 
 // Covers a node, a view behind it and the node behind that, if the latter's output is aligned.
-class OverViewEmitter final : public Emitter {
+class OverViewEmitter final : public SlotlessEmitter {
  public:
   Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
               std::vector<Launch>* launches, size_t* covered) const override {
@@ -199,15 +213,9 @@ class OverViewEmitter final : public Emitter {
         reinterpret_cast<uintptr_t>(nodes[first + 2].outs[0]) % 64 == 0) {
       *covered = 3;
     }
-    launches->emplace_back().kernel = &kNothing;
-    launches->back().first_node = static_cast<uint32_t>(first);
-    launches->back().node_count = static_cast<uint32_t>(*covered);
+    Add(launches, first, *covered);
     return Status::Ok();
   }
-  Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
-    return Status::Ok();
-  }
-  bool Capturable(const Node&) const override { return true; }
 };
 
 // What a moved base changes may be the group in front of the nodes that touch it, behind views.
@@ -240,21 +248,14 @@ TEST(LaunchPlan, AGroupThatCouldCoverMoreNowIsSeenOverViews) {
 }
 
 // A launch with the node's scratch memory as its parameters.
-class ScratchEmitter final : public Emitter {
+class ScratchEmitter final : public SlotlessEmitter {
  public:
   Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool,
               std::vector<Launch>* launches, size_t* covered) const override {
     *covered = 1;
-    launches->emplace_back().kernel = &kNothing;
-    launches->back().set_params(nodes[first].scratch);
-    launches->back().first_node = static_cast<uint32_t>(first);
-    launches->back().node_count = 1;
+    Add(launches, first, 1).set_params(nodes[first].scratch);
     return Status::Ok();
   }
-  Status EmitSlotCopies(const std::vector<SlotCopy>&, std::vector<Launch>*) const override {
-    return Status::Ok();
-  }
-  bool Capturable(const Node&) const override { return true; }
 };
 
 TEST(LaunchPlan, ScratchMemoryMovesWithTheArena) {
