@@ -35,6 +35,17 @@ Program WithKey(float scale, uint8_t key) {
   return program;
 }
 
+// So many programs of three chunks; the number of each is its key and its scale.
+std::vector<std::shared_ptr<const Program>> Limited(int count, uint32_t max_executables) {
+  std::vector<std::shared_ptr<const Program>> programs;
+  for (int i = 0; i < count; ++i) {
+    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
+    program.options.max_executables = max_executables;
+    programs.push_back(Seal(program));
+  }
+  return programs;
+}
+
 TEST(Limits, IdleVariantsAreDestroyed) {
   TimedMachine m;
   StepBuffers b;
@@ -113,12 +124,7 @@ TEST(Limits, EachProgramSweepsAsOftenAsItsOptionsSay) {
 TEST(Limits, NumberOfExecutables) {
   Machine m;
   StepBuffers b;
-  std::vector<std::shared_ptr<const Program>> programs;
-  for (int i = 0; i < 4; ++i) {
-    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
-    program.options.max_executables = 7;  // two programs of three chunks
-    programs.push_back(Seal(program));
-  }
+  const auto programs = Limited(4, 7);  // there is room for two
   const auto run = [&](int which, int calls) {
     for (int i = 0; i < calls; ++i) b.Check(m.executor.get(), programs[which], i, which);
   };
@@ -143,12 +149,7 @@ TEST(Limits, NumberOfExecutables) {
 TEST(Limits, ProgramsWithoutRoomBesideEachOtherStopPushingEachOtherOut) {
   TimedMachine m;
   StepBuffers b;
-  std::vector<std::shared_ptr<const Program>> programs;
-  for (int i = 0; i < 2; ++i) {
-    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
-    program.options.max_executables = 4;  // one program of three chunks
-    programs.push_back(Seal(program));
-  }
+  const auto programs = Limited(2, 4);  // there is room for one
   const auto run = [&](int which, int calls) {
     for (int i = 0; i < calls; ++i) b.Check(m.executor.get(), programs[which], i, which);
     EXPECT_LE(m.Stats().live_execs, 4u);
@@ -190,12 +191,7 @@ TEST(Limits, ProgramsWithoutRoomBesideEachOtherStopPushingEachOtherOut) {
 TEST(Limits, ProgramsThatTakeLongTurnsMayPushEachOtherOut) {
   Machine m;
   StepBuffers b;
-  std::vector<std::shared_ptr<const Program>> programs;
-  for (int i = 0; i < 2; ++i) {
-    Program program = WithKey(static_cast<float>(i), static_cast<uint8_t>(i));
-    program.options.max_executables = 4;
-    programs.push_back(Seal(program));
-  }
+  const auto programs = Limited(2, 4);
   for (int round = 0; round < 10; ++round) {
     for (int which : {0, 1}) {
       for (int i = 0; i < 12; ++i) b.Check(m.executor.get(), programs[which], i, which);
