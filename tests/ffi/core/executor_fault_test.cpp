@@ -223,10 +223,7 @@ TEST(ExecutorFaults, AnExceptionMidwayLeavesNoStaleRecording) {
 // of the last one. A call with the last one's addresses must not find the variant as it left it.
 TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {
   Program reading = StepProgram();
-  const TensorRef w = Dense(DType::kF32, 2, 0, {kWidth});
-  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
-  for (int i = 0; i < 8; ++i)
-    reading.nodes.push_back(Axpy(unread, w, 1, w));  // for w to get a slot
+  AddReaders(&reading, 2, 8);  // for w to get a slot
   const auto program = Seal(reading);
   constexpr int kFlips = 12;
   int thrown = 0;

@@ -171,9 +171,7 @@ TEST(Executor, ResultThatWandersGoesThroughASlot) {
   Machine m;
   StepBuffers b;
   Program program = StepProgram();
-  const TensorRef y = Dense(DType::kF32, 6, 0, {kWidth});
-  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
-  for (int i = 0; i < kManyReaders; ++i) program.nodes.push_back(Axpy(unread, y, 1, y));
+  AddReaders(&program, 6, kManyReaders);  // of y
   program.options.warmup_calls = 3;
   const auto sealed = Seal(program);
   for (int i = 0; i < 20; ++i) {
@@ -234,9 +232,7 @@ TEST(Executor, PositionThatWandersOnlyAfterTheCaptureGetsItsSlotLater) {
 // Into slots and out of them: in replays, where a chunk fails, and where all runs eagerly since.
 TEST(Executor, WhatIsCopiedBesideTheGraphIsCopiedInEveryKindOfRun) {
   Program program = StepProgram(0.5f, kManyReaders);
-  const TensorRef y = Dense(DType::kF32, 6, 0, {kWidth});
-  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
-  for (int i = 0; i < kManyReaders; ++i) program.nodes.push_back(Axpy(unread, y, 1, y));
+  AddReaders(&program, 6, kManyReaders);  // of y
   program.options.max_failures = 1;
   program.options.chunk_size = 4;
   const auto sealed = Seal(program);

@@ -69,6 +69,13 @@ inline Program StepProgram(float scale = 0.5f, int more_readers = 0) {
   return p;
 }
 
+// Adds nodes that read one base alone, into a slice of the arena that nobody reads.
+inline void AddReaders(Program* program, uint32_t base, int count) {
+  const TensorRef read = Dense(DType::kF32, base, 0, {kWidth});
+  const TensorRef unread = Dense(DType::kF32, 0, 3 * kSlice, {kWidth});
+  for (int i = 0; i < count; ++i) program->nodes.push_back(Axpy(unread, read, 1, read));
+}
+
 // What a caller of the step owns. Every Move leaves NaNs behind, so that a launch with a stale
 // address shows in the values.
 class StepBuffers {
