@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
+import jaxgraph
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -18,6 +20,19 @@ def suite(monkeypatch):
     import suite
 
     return suite
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The wrapped functions that are made from now on."""
+    made, wrap = [], jaxgraph.wrap
+
+    def remembered(*args, **kwargs):
+        made.append(wrap(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(jaxgraph, "wrap", remembered)
+    return made
 
 
 def decode_figures(shape, batch, xla_us, ours_us, context=1024):
@@ -197,42 +212,31 @@ def test_other_tables(suite, tmp_path):
         ("prefill", ["--lengths", "20"], [False]),
     ],
 )
-def test_what_profitability_compares(monkeypatch, tmp_path, table, options, native):
+def test_what_profitability_compares(monkeypatch, steps, tmp_path, table, options, native):
     """All of ours is native, except for the prefill, which the rules leave to XLA."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import profitability
 
-    made, wrap = [], profitability.jaxgraph.wrap
-
-    def remembered(*args, **kwargs):
-        made.append(wrap(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(profitability.jaxgraph, "wrap", remembered)
     file = tmp_path / "figures.json"
     argv = [table, "--shape", "15m", "--rounds", "1", *options, "--json", str(file)]
     assert profitability.main(argv) == 0
     rows = json.loads(file.read_text())["rows"]
     assert all(row["xla_us"] > 0 and row["jaxgraph_us"] > 0 for row in rows)
-    assert [step.explain().native for step in made] == native
+    assert [step.explain().native for step in steps] == native
 
 
-def test_regions_are_marked_and_not(monkeypatch, tmp_path, capsys):
+def test_regions_are_marked_and_not(monkeypatch, steps, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import regions
 
     monkeypatch.setattr(regions, "EXPERTS", (3,))
     monkeypatch.setattr(regions, "SIZES", ((64, 128),))
     monkeypatch.setattr(regions, "STEPS", 2)
-    marked = []
-    wrap = regions.jaxgraph.wrap
-    monkeypatch.setattr(regions.jaxgraph, "wrap", lambda *a, **k: marked.append(wrap(*a, **k)) or
-                        marked[-1])  # fmt: skip
     assert regions.main(["--json", str(tmp_path / "regions.json")]) == 0
     (row,) = json.loads((tmp_path / "regions.json").read_text())["rows"]
     assert (row["experts"], row["width"], row["hidden"]) == (3, 64, 128)
     assert min(row["at_once_us"], row["chain_us"]) > 0
-    found = [re.search(r"(\d+) fork-join regions", str(step.explain()))[1] for step in marked]
+    found = [re.search(r"(\d+) fork-join regions", str(step.explain()))[1] for step in steps]
     assert int(found[0]) > 0 and found[1] == "0"
 
 
