@@ -1,5 +1,6 @@
 """What becomes of a profile: kernels of one step, each from the end of the one before it."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -110,8 +111,6 @@ def test_without_a_gpu_it_says_so(timeline, capsys, tmp_path):
 
 @pytest.mark.gpu
 def test_a_real_step(timeline, tmp_path):
-    import json
-
     assert timeline.main(["--shape", "15m", "--json", str(tmp_path / "t.json")]) == 0
     engines = json.loads((tmp_path / "t.json").read_text())["engines"]
     ours = engines["jaxgraph"]
