@@ -141,7 +141,7 @@ def test_table_shows_what_matters(step):
 
 
 def test_being_observed_costs_a_replay_next_to_nothing(step):
-    """benchmarks/identity.py has the figures: about 35 ns. A lock or an allocation would show."""
+    """benchmarks/identity.py has the figures: about 35 ns. What makes it seven times that shows."""
     run(step, calls=1)
     (split,) = step.last_plan().native_splits()
     assert min(testing.time_observing(split.program, 20, 5_000) for _ in range(20)) < 250
