@@ -32,7 +32,7 @@ def native(fun, *args):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_series(name, dtype):
-    fun = lambda x: getattr(lax, name)(x)  # noqa: E731
+    fun = getattr(lax, name)
     x = arguments(dtype)
     got, want = native(fun, x), np.asarray(jax.jit(fun)(x), np.float64)
     if name == "digamma":  # a pole of both signs, which is -inf or NaN in versions of XLA
@@ -60,9 +60,7 @@ def test_known_values(name):
         "bessel_i1e": [(0.0, 0.0), (1.0, 0.2079104154), (-20.0, -0.0875062222)],
     }[name]
     x, want = (jnp.asarray(np.array(column, np.float32)) for column in zip(*known, strict=True))
-    np.testing.assert_allclose(
-        native(lambda x: getattr(lax, name)(x), x), want, rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(native(getattr(lax, name), x), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, jnp.int8, jnp.uint8])
@@ -73,8 +71,7 @@ def test_total_orders(name, dtype):
         numbers = [0, 1, 2, 127, 128, 255]
     line = jnp.asarray(np.array(numbers).astype(dtype))
     x, y = (jnp.ravel(v) for v in jnp.meshgrid(line, line))
-    compare = getattr(primitives, f"{name}_p").bind
-    fun = lambda x, y: compare(x, y)  # noqa: E731
+    fun = getattr(primitives, f"{name}_p").bind
     np.testing.assert_array_equal(native(fun, x, y), jax.jit(fun)(x, y))
 
 
