@@ -1,6 +1,6 @@
-// Streaming products (Hopper): up to four matrices that multiply the same few rows, in one kernel
-// that reads the weights as fast as memory gives them, with the norm that makes the rows in front
-// and the activation that takes the products behind. stream_group.cpp finds such groups.
+// Streaming products (Hopper): up to four matrices that multiply the same rows, up to 64, in one
+// kernel that reads the weights as fast as memory gives them, with the norm that makes the rows in
+// front and the activation that takes the products behind. stream_group.cpp finds such groups.
 #pragma once
 
 #include <cstdint>
@@ -51,11 +51,11 @@ struct StreamParams {
   int64_t activated_m;
 
   int32_t m, k, num_products;
-  int32_t pieces;       // of all matrices: tiles of columns; one row: columns
-  int32_t stages;       // of a warp's ring
-  int32_t splits;       // what k is shared by: blocks of a cluster; one row: warps
+  int32_t pieces;       // of all matrices: tiles of columns; the vector kernel's: columns
+  int32_t stages;       // of a ring: a warp's, the wide kernel's a block's
+  int32_t splits;       // what k is shared by: blocks of a cluster; the vector kernel's: warps
   int32_t row_pitch;    // bytes of a row in shared memory
-  int32_t slice_bytes;  // one row: of a column, in a warp
+  int32_t slice_bytes;  // the vector kernel's: of a column, in a warp
 
   uint8_t has_norm, divides, rounds_first, silu_rounds;
   uint8_t fetches_early;  // no node writes the weights: they are read before the wait
@@ -65,7 +65,7 @@ struct StreamParams {
 // How much of the chip a launch takes; constants of Hopper's, found by benchmarks/stream_products.
 struct StreamTuning {
   int32_t blocks;   // wanted at most
-  int32_t stages;   // of a warp's ring, 4 KB each, at most
+  int32_t stages;   // of a ring at most: a warp's, 4 KB each, or the wide kernel's, a block's
   int32_t cluster;  // blocks that share k, at most
   bool wide;        // stream_wide.cu takes it, where stream_vector.cu does not
 };

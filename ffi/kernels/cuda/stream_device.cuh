@@ -345,7 +345,7 @@ __device__ __forceinline__ void BringNorm(const StreamParams& p, char* row, int 
 
 // Brings eighths [begin, end) of a single row into shared memory, `begin` first, with zeros behind
 // them up to `row_pitch`; all of it where there is a norm. Threads fetch what they work on, which
-// is there sooner than a copy that a barrier announces. The norm as in BringRows. All threads meet
+// is there sooner than a copy that a barrier announces. The norm as in BringNorms. All threads meet
 // at the end.
 template <typename T>
 __device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int begin, int end,

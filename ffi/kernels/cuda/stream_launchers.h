@@ -1,4 +1,4 @@
-// The streaming kernels' launchers, and what both keep to.
+// The streaming kernels' launchers, and what they keep to.
 #pragma once
 
 #include "ffi/kernels/cuda/stream.h"

@@ -156,8 +156,8 @@ template <typename T>
 const KernelInfo kVector = {"stream_vector", sizeof(StreamParams), nullptr,
                             reinterpret_cast<const void*>(&StreamVectorKernel<T>)};
 
-// Warps that share a column. It depends on k alone, so that a product has the same bits whatever
-// stands around it.
+// Warps that share a column. It depends on k alone, so that a product has the same bits in every
+// group that this kernel takes.
 int32_t SlicesOf(int64_t k) {
   int32_t slices = 1;
   while (slices < kStreamWarps && 2 * k > int64_t{slices} * kPieceBytes) slices *= 2;
