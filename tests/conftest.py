@@ -46,6 +46,12 @@ def two_devices(request):
     }
 
 
+@pytest.fixture
+def without_folder():
+    """Takes the repository's folder, which may have any name, out of paths in a text."""
+    return lambda text: text.replace(str(REPOSITORY), "")
+
+
 @pytest.fixture(scope="session")
 def smollm():
     """SmolLM2-135M-Instruct, opened; fetched on first use."""

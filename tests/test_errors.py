@@ -81,15 +81,16 @@ def test_a_branch_on_a_traced_value_names_function_and_arguments():
     assert "branches" in str(got) and "x and threshold" in str(got)
 
 
-def test_tracebacks_go_from_the_call_to_the_users_line():
+def test_tracebacks_go_from_the_call_to_the_users_line(without_folder):
     def divides(x):
         return x + jnp.ones(4)
 
     step = jaxgraph.wrap(divides)
     error = raised(lambda: step(jnp.ones(3)))
-    ours = [f for f in traceback.extract_tb(error.__traceback__) if "/jaxgraph/" in f.filename]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/jaxgraph/" in without_folder(frame.filename)]
     assert [frame.name for frame in ours] == ["__call__"]
-    assert "divides" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert "divides" in [frame.name for frame in frames]
 
 
 def test_a_donated_argument_that_was_used_up():

@@ -111,7 +111,7 @@ def test_the_bound_on_rows_can_be_set(way, monkeypatch):
     assert explained(product, prompt, wide, max_rows=199).native is False
 
 
-def test_a_step_left_to_xla_is_the_users_function_to_the_letter():
+def test_a_step_left_to_xla_is_the_users_function_to_the_letter(without_folder):
     """Loops stay loops, nested jits stay nested: XLA sees what `jax.jit` would show it."""
 
     def prefill(x, layers):
@@ -123,7 +123,8 @@ def test_a_step_left_to_xla_is_the_users_function_to_the_letter():
     args = jnp.ones((100, 100)), jnp.ones((5, 100, 100))
     step = jaxgraph.wrap(prefill, options=Options(strict=True))
     compiled, plain = step.lower(*args).compile(), jax.jit(prefill).lower(*args).compile()
-    assert "while" in compiled.as_text() and "jaxgraph" not in compiled.as_text()
+    text = without_folder(compiled.as_text())
+    assert "while" in text and "jaxgraph" not in text
     assert compiled.cost_analysis() == plain.cost_analysis()
     ours, theirs = compiled.memory_analysis(), plain.memory_analysis()
     assert ours.temp_size_in_bytes == theirs.temp_size_in_bytes
