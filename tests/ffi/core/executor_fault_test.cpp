@@ -10,10 +10,15 @@
 // Host memory that runs out: at which of this thread's allocations from now on; 0: never.
 static thread_local uint64_t failing_allocation = 0;
 
-// Not inlined: the compiler would see new and delete as what they are made of, and warn.
+// All forms that a delete below may be given memory of: a sanitizer brings its own otherwise, and
+// the standard library mixes them (std::stable_sort's buffer comes from the one that throws
+// nothing). Not inlined: the compiler would see new and delete as what they are made of, and warn.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  if (failing_allocation > 0 && --failing_allocation == 0) return nullptr;
+  return std::malloc(bytes);
+}
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  if (failing_allocation > 0 && --failing_allocation == 0) throw std::bad_alloc();
-  if (void* memory = std::malloc(bytes)) return memory;
+  if (void* memory = operator new(bytes, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
