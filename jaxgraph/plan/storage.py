@@ -11,7 +11,7 @@ result each becomes, and what is not made in its place is copied there in the en
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from jaxgraph.graph.ir import Graph, Tensor
@@ -71,22 +71,24 @@ class _Planner:
         self.packed = packed
         self.graph: Graph = fused.graph
         self.layout_of = fused.layout_of
+        nodes = self.graph.live_nodes()
         self.units = [un.of_fit(f) for f in fused.clusters]
         self.units += [
             un.of_node(n, self.layout_of)
-            for n in self.graph.live_nodes()
+            for n in nodes
             if n.kind in ("matmul", "gather", "set_rows")
         ]
-        sorts = [n for n in self.graph.live_nodes() if n.kind == "sort"]
-        self.units += un.of_sorts(sorts, self.layout_of)
+        self.units += un.of_sorts([n for n in nodes if n.kind == "sort"], self.layout_of)
         self.units += [
             un.of_attention(n, fused.inner[n.out.id], self.layout_of)
-            for n in self.graph.live_nodes()
+            for n in nodes
             if n.kind == "attention"
         ]
         self.units.sort(key=lambda u: u.position)
         self.overwrites: dict[int, Unit] = {}  # version id -> the update that overwrites it
         self.before: dict[Unit, set[Unit]] = {}
+        self.readers: dict[int, list[Unit]] = {}  # tensor id -> who reads it
+        self.ranks: dict[Unit, int] = {}  # a legal order; empty: none is known
         self.copied: list[tuple[str, int, str]] = []
         self.aliases: dict[int, int] = {}
 
@@ -108,7 +110,17 @@ class _Planner:
         self.writers = writers
         for unit in self.units:
             sources = unit.reads() + ([unit.dest] if unit.dest is not None else [])
-            self.before[unit] = {w for t in sources for w in writers.get(t.id, ())} - {unit}
+            self.add(unit, {w for t in sources for w in writers.get(t.id, ())} - {unit})
+
+    def add(self, unit: Unit, before: set[Unit]) -> None:
+        """Takes down what must run before a unit, and what it reads."""
+        self.before[unit] = before
+        for tensor in unit.reads():
+            self.readers.setdefault(tensor.id, []).append(unit)
+
+    def add_copy(self, copy: Unit, before: set[Unit]) -> None:
+        self.units.append(copy)
+        self.add(copy, before)
 
     # Updates in place.
 
@@ -138,14 +150,16 @@ class _Planner:
             for unit in updates:
                 if self.overwrites.get(unit.dest.id) is not unit:
                     continue
-                readers = [u for u in self.units if u is not unit and unit.dest in u.reads()]
-                if any(self.depends(r, unit) for r in readers):
+                readers = {u for u in self.readers.get(unit.dest.id, ()) if u is not unit}
+                if self.depend(readers, unit):
                     del self.overwrites[unit.dest.id]
                     self.drop_alias(unit)
                     self.copy_first(unit, "its old value is read after the update")
                     settled = False
                 else:
-                    self.before[unit] |= set(readers)
+                    self.before[unit] |= readers
+                    if any(self.ranks[r] > self.ranks[unit] for r in readers):
+                        self.ranks = {}
 
     def why_copy(self, unit: Unit, outputs: set[int]) -> str | None:
         dest = unit.dest
@@ -208,24 +222,26 @@ class _Planner:
             unit.position,
         )
         self.copied.append((unit.label, out.nbytes, reason))
-        self.units.append(copy)
-        self.before[copy] = {w for w in self.writers.get(base.id, ()) if w is not unit}
+        self.add_copy(copy, {w for w in self.writers.get(base.id, ()) if w is not unit})
         self.writers.setdefault(out.id, set()).add(copy)
         self.before[unit].add(copy)
-        for reader in self.units:  # whoever reads the new version waits for the update itself
-            if reader is not unit and reader is not copy and out in reader.reads():
+        for reader in self.readers.get(out.id, ()):  # these wait for the update itself
+            if reader is not unit and reader is not copy:
                 self.before[reader].add(copy)
+        self.ranks = {}
 
-    def depends(self, a: Unit, b: Unit) -> bool:
-        """Must b run before a?"""
-        seen: set[int] = set()
-        stack = [a]
+    def depend(self, units: Iterable[Unit], first: Unit) -> bool:
+        """Must ``first`` run before one of the units? Only what ranks behind it can need it."""
+        if not self.ranks:
+            self.ranks = {u: i for i, u in enumerate(order_units(self.units, self.before))}
+        seen: set[Unit] = set()
+        stack = list(units)
         while stack:
             unit = stack.pop()
-            if unit is b:
+            if unit is first:
                 return True
-            if id(unit) not in seen:
-                seen.add(id(unit))
+            if unit not in seen and self.ranks[unit] > self.ranks[first]:
+                seen.add(unit)
                 stack.extend(self.before[unit])
         return False
 
@@ -274,8 +290,7 @@ class _Planner:
                 f"result[{j}]",
                 len(self.graph.nodes) + j,
             )
-            self.units.append(copy)
-            self.before[copy] = set(self.writers.get(base.id, ()))
+            self.add_copy(copy, set(self.writers.get(base.id, ())))
         self.fill_packed(buffers)
 
     def fill_packed(self, buffers: dict[int, Buffer]) -> None:
@@ -291,7 +306,7 @@ class _Planner:
             whole = layout.is_contiguous and layout.offset == 0 and layout.size == base.size
             if base is operand and whole:
                 continue  # it stays as it is
-            read = operand.id in returned or any(operand in u.reads() for u in self.units)
+            read = operand.id in returned or operand.id in self.readers
             buffer = buffers[base.id]
             free = buffer.kind == "arena" and base.id not in self.overwrites
             if whole and free and not read:
@@ -315,15 +330,14 @@ class _Planner:
             )
             result = _ResultTensor(self.graph.outputs[j], j)
             buffers[result.id] = buffers[operand.id]
-            readers = {u for u in self.units if operand in u.reads()}
+            readers = set(self.readers.get(operand.id, ()))
             self.copy_to(result, source, operand.node.label, j, readers)
 
     def copy_to(self, tensor: Tensor, source: Ref, label: str, j: int, after: set[Unit]) -> Ref:
         """Adds a copy of ``source`` to the storage of ``tensor``, after these units."""
         out = Ref(tensor, source.dtype, contiguous(tensor.shape))
         copy = un.copy(out, source, label, len(self.graph.nodes) + j)
-        self.units.append(copy)
-        self.before[copy] = after | self.writers.get(source.tensor.id, set())
+        self.add_copy(copy, after | self.writers.get(source.tensor.id, set()))
         self.writers[tensor.id] = {copy}
         return out
 
