@@ -239,9 +239,9 @@ def needed_eqns(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
     needed = set(wanted)
     live = []
     for eqn in reversed(eqns):
-        if eqn.effects or any(id(v) in needed for v in eqn.outputs):
+        if eqn.effects or not needed.isdisjoint(map(id, eqn.outputs)):
             live.append(eqn)
-            needed.update(id(v) for v in eqn.inputs)
+            needed.update(map(id, eqn.inputs))
     return live[::-1]
 
 

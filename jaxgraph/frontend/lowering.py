@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 from jaxgraph.frontend import contraction, elementwise, indexing, ordering, shaping, special
 from jaxgraph.frontend.flatten import FlatEqn, Value
@@ -24,14 +26,11 @@ def why_not_native(eqn: FlatEqn) -> str | None:
     if eqn.effects:
         return "has a side effect"
     for value in (*eqn.inputs, *eqn.outputs):
-        if not hasattr(value.aval, "shape") or not dtypes.is_native(value.aval.dtype):
+        if not hasattr(value.aval, "shape"):
             return f"handles {getattr(value.aval, 'dtype', 'an opaque value')}, unknown to kernels"
-        if 0 in value.aval.shape:
-            return "handles an array without elements"
-        if len(value.aval.shape) > MAX_RANK:
-            return f"handles an array of more than {MAX_RANK} dimensions"
-        if sum(n != 1 for n in value.aval.shape) > expression.MAX_RANK:
-            return f"handles an array of more than {expression.MAX_RANK} dimensions larger than one"
+        reason = _why_no_array(value.aval.shape, value.aval.dtype)
+        if reason is not None:
+            return reason
     if name in special.NAMES or name in special.TOTAL:
         return None
     if name in elementwise.NAMES:
@@ -45,6 +44,20 @@ def why_not_native(eqn: FlatEqn) -> str | None:
     if name in ordering.NAMES:
         return ordering.why_not(eqn)
     return _STRUCTURE.get(name, f"is {name}, which has no native kernel")
+
+
+@functools.lru_cache(maxsize=4096)  # the arrays of a step have few shapes
+def _why_no_array(shape: tuple[int, ...], dtype: Any) -> str | None:
+    """Why no native equation has an array of this kind, or None."""
+    if not dtypes.is_native(dtype):
+        return f"handles {dtype}, unknown to kernels"
+    if 0 in shape:
+        return "handles an array without elements"
+    if len(shape) > MAX_RANK:
+        return f"handles an array of more than {MAX_RANK} dimensions"
+    if sum(n != 1 for n in shape) > expression.MAX_RANK:
+        return f"handles an array of more than {expression.MAX_RANK} dimensions larger than one"
+    return None
 
 
 def build_graph(

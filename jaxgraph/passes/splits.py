@@ -147,6 +147,8 @@ def _repeat_views(
     A native split would have to copy a view of an argument (a layer of a stack) into a result for
     XLA to read it. So the views are repeated among XLA's equations.
     """
+    if XLA not in backend.values():
+        return list(eqns)
     made_by = {id(v): e for e in eqns for v in e.outputs}
     given = {id(v) for v in step.given}
     wanted = {id(v) for v in step.wanted}
@@ -190,6 +192,9 @@ def _schedule(
     eqns: Sequence[FlatEqn], backend: dict[int, str], backends: tuple[str, str] = (XLA, NATIVE)
 ) -> list[Cut]:
     """The runs of the better of the two schedules, which begin with one backend or the other."""
+    present = {backend[id(e)] for e in eqns}
+    if len(present) == 1:
+        return [Cut(present.pop(), list(eqns))]
     orders = (backends, backends[::-1])
     return min((_scheduled(order, eqns, backend) for order in orders), key=len)
 
