@@ -66,23 +66,18 @@ def find_attention(graph: Graph) -> Graph:
 
     products = {m.first.out.id: m for m in matches.values()}
     lengths = {n.out.id: n for m in matches.values() for n in _comparisons_with_lengths(m.scores)}
-    new = Graph()
+    new = Graph(rewrites=graph)
     mapped: dict[int, Tensor] = {}
     for node in graph.live_nodes():
         out = node.out
-        if node.kind == "input":
-            mapped[out.id] = new.add_input(out.shape, out.dtype, node.label)
-        elif out.id in products:
+        if out.id in products:
             mapped[out.id] = _raw_scores(new, mapped, products[out.id])
         elif out.id in matches:
             mapped[out.id] = _attention(new, mapped, matches[out.id])
         elif out.id in lengths:
             mapped[out.id] = _compared_with_last(new, mapped, node)
         else:
-            inputs = [mapped[t.id] for t in node.inputs]
-            mapped[out.id] = new.add(
-                node.kind, inputs, out.shape, out.dtype, node.label, **node.attrs
-            )
+            mapped[out.id] = new.copy(node, mapped)
     new.outputs = [mapped[t.id] for t in graph.outputs]
     return new
 

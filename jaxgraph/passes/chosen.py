@@ -26,22 +26,31 @@ _MAX_ROWS = 8
 def choose_matrices(graph: Graph) -> Graph:
     """A graph that computes the same, with products of gathered matrices by index."""
     live = graph.live_nodes()
-    if not any(n.kind == "gather" for n in live) or not any(n.kind == "matmul" for n in live):
+    products = {n.out.id for n in live if n.kind == "matmul" and _is_gathered(n.inputs[1])}
+    if not products:
         return graph
-    new = Graph()
+    new = Graph(rewrites=graph)
     mapped: dict[int, Tensor] = {}
     for node in live:
-        out = node.out
-        if node.kind == "input":
-            mapped[out.id] = new.add_input(out.shape, out.dtype, node.label)
-            continue
-        inputs = [mapped[t.id] for t in node.inputs]
-        product = _by_index(new, node, *inputs) if node.kind == "matmul" else None
-        mapped[out.id] = product or new.add(
-            node.kind, inputs, out.shape, out.dtype, node.label, **node.attrs
-        )
+        product = None
+        if node.out.id in products:
+            product = _by_index(new, node, *[mapped[t.id] for t in node.inputs])
+        mapped[node.out.id] = product or new.copy(node, mapped)
     new.outputs = [mapped[t.id] for t in graph.outputs]
     return new
+
+
+def _behind_views(x: Tensor) -> tuple[Tensor, list[Node]]:
+    """What ``x`` shows in its own type, and the views, the outermost first."""
+    path = []
+    while x.is_view and x.node.kind != "bitcast":
+        path.append(x.node)
+        x = x.node.inputs[0]
+    return x, path
+
+
+def _is_gathered(x: Tensor) -> bool:
+    return _behind_views(x)[0].node.kind == "gather"
 
 
 def _by_index(new: Graph, node: Node, left: Tensor, right: Tensor) -> Tensor | None:
@@ -50,13 +59,8 @@ def _by_index(new: Graph, node: Node, left: Tensor, right: Tensor) -> Tensor | N
     """
     if node.out.shape[2] > _MAX_ROWS:
         return None
-    path = []
-    while right.is_view and right.node.kind != "bitcast":
-        path.append(right.node)
-        right = right.node.inputs[0]
+    right, path = _behind_views(right)
     gather = right.node
-    if gather.kind != "gather":
-        return None
     place, _ = views.apply_path(path, ly.contiguous(right.shape))
     found = _rows_of_a_table(new, gather)
     if place is None or found is None:

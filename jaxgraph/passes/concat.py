@@ -35,21 +35,16 @@ def push_through_concat(graph: Graph) -> Graph:
 
     if not any(node.kind == "concat" for node in graph.live_nodes()):
         return graph
-    new = Graph()
+    new = Graph(rewrites=graph)
     mapped: dict[int, Tensor] = {}
     once: set[int] = set()  # of the new graph: what one operation reads
     for node in graph.live_nodes():
         out = node.out
-        if node.kind == "input":
-            mapped[out.id] = new.add_input(out.shape, out.dtype, node.label)
-            continue
-        inputs = [mapped[t.id] for t in node.inputs]
         concat = moved(node)
         if concat is None:
-            mapped[out.id] = new.add(
-                node.kind, inputs, out.shape, out.dtype, node.label, **node.attrs
-            )
+            mapped[out.id] = new.copy(node, mapped)
         else:
+            inputs = [mapped[t.id] for t in node.inputs]
             mapped[out.id] = _by_pieces(new, node, inputs, concat, once)
         if len(readers.get(out.id, ())) == 1 and out.id not in outputs:
             once.add(mapped[out.id].id)

@@ -27,15 +27,13 @@ def chain_stacked_updates(graph: Graph) -> Graph:
     if not stacks:
         return graph
 
-    new = Graph()
+    new = Graph(rewrites=graph)
     mapped: dict[int, Tensor] = {}
     newest: dict[int, Tensor] = {}  # stacked array id -> its newest version
     for node in graph.live_nodes():
-        inputs = [mapped[t.id] for t in node.inputs]
         out = node.out
-        if node.kind == "input":
-            mapped[out.id] = new.add_input(out.shape, out.dtype, node.label)
-        elif out.id in updates:
+        if out.id in updates:
+            inputs = [mapped[t.id] for t in node.inputs]
             stacked, layer = updates[out.id]
             version = newest.get(stacked.id, mapped[stacked.id])
             newest[stacked.id] = version = _update_layer(new, node, version, inputs, layer)
@@ -47,9 +45,7 @@ def chain_stacked_updates(graph: Graph) -> Graph:
             assert first is not None
             mapped[out.id] = newest[updates[first.id][0].id]
         else:
-            mapped[out.id] = new.add(
-                node.kind, inputs, out.shape, out.dtype, node.label, **node.attrs
-            )
+            mapped[out.id] = new.copy(node, mapped)
     new.outputs = [mapped[t.id] for t in graph.outputs]
     return new
 

@@ -37,6 +37,10 @@ _UNKNOWN, _WANDERS = range(2)  # BaseHint
 _SMALL_INTEGER_BYTES = 4096
 
 
+# In this order.
+_REWRITES = (push_through_concat, chain_stacked_updates, find_attention, choose_matrices)
+
+
 @dataclasses.dataclass(eq=False)
 class NativeSplit:
     """A planned native split.
@@ -109,8 +113,10 @@ def plan_native(
     """
     border = _Border(cut, places)
     graph = build_graph(border.inputs, cut.eqns, cut.outputs, dict(labels))
-    graph = find_attention(chain_stacked_updates(push_through_concat(graph)))
-    graph = choose_matrices(graph)
+    for rewrite in _REWRITES:
+        before, graph = graph, rewrite(graph)
+        if graph is not before:
+            before.dissolve()
     fused = fuse(graph, merge=exec_options.get("fusion", True))
     plan = plan_storage(fused, guard_bytes, border.stored)
     bases, base_of = _bases(plan, border, labels)
@@ -131,7 +137,7 @@ def plan_native(
             "nodes": nodes,
         }
     )
-    return NativeSplit(
+    split_of = NativeSplit(
         program=program,
         result_avals=tuple(map(_aval, border.results)),
         aliases=border.aliases(plan),
@@ -149,6 +155,8 @@ def plan_native(
         arena_slots=sorted((b.offset, b.nbytes) for b in plan.arena_buffers),
         num_regions=len({mark.region for mark in plan.marks.values()}),
     )
+    graph.dissolve()
+    return split_of
 
 
 class _Border:
