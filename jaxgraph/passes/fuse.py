@@ -20,8 +20,8 @@ from jaxgraph.frontend.elementwise import TRANSCENDENTAL
 from jaxgraph.graph import views
 from jaxgraph.graph.ir import Graph, Node, Tensor
 from jaxgraph.graph.layout import Layout, contiguous
-from jaxgraph.passes.attention import bound_of
 from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
+from jaxgraph.passes.visible import bound_of
 
 # Operations on top of each other in one expression; a program holds 112 instructions.
 _MAX_DEPTH = 80

@@ -11,8 +11,8 @@ import numpy as np
 from jaxgraph.graph.expression import opcodes
 from jaxgraph.graph.ir import Node, Tensor
 from jaxgraph.graph.layout import Layout, contiguous, slice_
-from jaxgraph.passes.attention import visible_bound
 from jaxgraph.passes.cluster import Fit
+from jaxgraph.passes.visible import visible_bound
 
 # Op in ffi/core/program.h.
 VIEW, EXPR, ROW, MATMUL, GATHER, SET_ROWS, COPY, ATTENTION, SORT = range(9)

@@ -10,6 +10,7 @@ import jaxgraph
 from jaxgraph.frontend.flatten import flatten
 from jaxgraph.frontend.lowering import build_graph
 from jaxgraph.passes.attention import find_attention
+from jaxgraph.passes.concat import push_through_concat
 from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.splits import cut
 from jaxgraph.plan import units as un
@@ -60,6 +61,18 @@ def by_hand(q, k, v, at):
     return mix(e / e.sum(-1, keepdims=True), v)
 
 
+def by_the_inverse_of_the_sum(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -jnp.inf)
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return mix((e * jnp.reciprocal(e.sum(-1, keepdims=True))).astype(v.dtype), v)
+
+
+def by_one_over_the_sum(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -jnp.inf)
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return mix(((1 / e.sum(-1))[..., None] * e).astype(v.dtype), v)
+
+
 def by_logsumexp(q, k, v, at):
     s = jnp.where(visible(at), scores(q, k), -jnp.inf)
     return mix(jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)), v)
@@ -88,6 +101,11 @@ def no_mask(q, k, v, at):
 def narrow_weights(q, k, v, at):
     s = jnp.where(visible(at), scores(q, k), -jnp.inf)
     return mix(jax.nn.softmax(s.astype(jnp.float32), -1).astype(v.dtype), v)
+
+
+def shifted_beforehand(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    return mix(jax.nn.softmax(s - s.max(-1, keepdims=True), -1), v)
 
 
 def hidden_first(q, k, v, at):
@@ -181,12 +199,15 @@ SPELLINGS = [
     additive_mask,
     scaled_after_the_mask,
     by_hand,
+    by_the_inverse_of_the_sum,
+    by_one_over_the_sum,
     by_logsumexp,
     by_log_softmax,
     soft_cap_and_window,
     bias,
     no_mask,
     narrow_weights,
+    shifted_beforehand,
     hidden_first,
     hidden_by_either,
     not_hidden,
@@ -212,7 +233,7 @@ def planned(fun, *args):
     runs, left = cuts.runs, cuts.left
     assert [r.backend for r in runs] == ["native"], left
     graph = build_graph(step.inputs, runs[0].eqns, step.outputs, {})
-    return plan_storage(fuse(find_attention(graph)))
+    return plan_storage(fuse(find_attention(push_through_concat(graph))))
 
 
 def units(fun, *args):
@@ -292,6 +313,12 @@ def maximum_of_other_scores(q, k, v, at):
     return mix(e / e.sum(-1, keepdims=True), v)
 
 
+def by_two_over_the_sum(q, k, v, at):
+    s = scores(q, k)
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return mix(e * (2 / e.sum(-1, keepdims=True)), v)
+
+
 def not_normalised(q, k, v, at):
     s = scores(q, k)
     return mix(jnp.exp(s - s.max(-1, keepdims=True)), v)
@@ -358,7 +385,14 @@ def twice_the_logarithm(q, k, v, at):
     return mix(jnp.exp(p + p), v)
 
 
+def shifted_by_another_row(q, k, v, at):
+    s = scores(q, k)
+    s = s - (2 * s).max(-1, keepdims=True)
+    return mix(jax.nn.softmax(s, -1), v)
+
+
 NEAR_MISSES = [
+    shifted_by_another_row,
     peak_beyond_a_number,
     not_shifted,
     logsumexp_of_others,
@@ -367,6 +401,7 @@ NEAR_MISSES = [
     sum_of_other_scores,
     another_axis,
     maximum_of_other_scores,
+    by_two_over_the_sum,
     not_normalised,
     weights_are_returned,
     scores_are_returned,

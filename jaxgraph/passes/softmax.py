@@ -1,0 +1,197 @@
+"""The algebra of a softmax over the last axis: what it is taken of, however it is written.
+
+``exp(s - m)`` divided by its own sum, or multiplied by the sum's inverse, where m is the maximum of
+the same s; or the same by logarithms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxgraph.graph import layout as ly
+from jaxgraph.graph import views
+from jaxgraph.graph.dtypes import is_float
+from jaxgraph.graph.ir import Node, Tensor
+
+
+def softmax_operand(weights: Tensor) -> Tensor | None:
+    """s, where ``weights``, which is neither a view nor a conversion, is softmax(s)."""
+    if _is_op(weights, "div") or _is_op(weights, "mul"):
+        scores = _operand_of_quotient(weights)
+    else:
+        scores = _operand_of_logarithms(weights)
+    return None if scores is None else _unshifted(scores)
+
+
+def behind_views(x: Tensor) -> tuple[Tensor, tuple[Node, ...]]:
+    """What lies behind views and conversions of ``x``, and the views, the outermost first."""
+    path: list[Node] = []
+    while True:
+        inner = without_converts(x)
+        if inner.is_view and inner.node.kind != "bitcast":
+            path.append(inner.node)
+            inner = inner.node.inputs[0]
+        if inner is x:
+            return x, tuple(path)
+        x = inner
+
+
+def without_converts(x: Tensor) -> Tensor:
+    """Behind conversions between floats: the kernel computes in f32 throughout."""
+    while (
+        x.node.kind == "elementwise"
+        and x.node.attrs["op"] == "convert"
+        and is_float(x.node.inputs[0].dtype)
+        and is_float(x.dtype)
+    ):
+        x = x.node.inputs[0]
+    return x
+
+
+def constant_of(x: Tensor) -> float | None:
+    """The number that ``x`` is everywhere."""
+    while x.is_view:
+        x = x.node.inputs[0]
+    if x.node.kind != "const" or not is_float(x.dtype):
+        return None
+    bits, wide = x.node.attrs["value"], x.dtype == np.float64
+    return float(
+        np.array(bits, np.uint64 if wide else np.uint32).view(np.float64 if wide else np.float32)
+    )
+
+
+def _operand_of_quotient(weights: Tensor) -> Tensor | None:
+    a, b = weights.node.inputs
+    if _is_op(weights, "div"):
+        return _normalised(a, _row_value(b, weights))
+    for top, row in ((a, b), (b, a)):
+        total = _inverse_of(_row_value(row, weights))
+        if total is not None:
+            return _normalised(top, _rows_of(total, weights))
+    return None
+
+
+def _inverse_of(x: Tensor | None) -> Tensor | None:
+    """y, where ``x`` is 1 / y."""
+    if x is not None and _is_op(x, "div") and constant_of(x.node.inputs[0]) == 1:
+        return x.node.inputs[1]
+    if x is not None and _is_op(x, "integer_pow") and x.node.attrs["aux"] == -1:
+        return x.node.inputs[0]
+    return None
+
+
+def _normalised(top: Tensor, total: Tensor | None) -> Tensor | None:
+    """What ``top / total`` is a softmax of."""
+    top = without_converts(top)
+    if total is None or not _is_sum_of(total, top):
+        return None
+    return _operand_of_exponential(top)
+
+
+def _unshifted(scores: Tensor) -> Tensor:
+    """s, where ``scores`` is s - max(s): a softmax shifts them itself."""
+    while _is_op(scores, "sub"):
+        s, peak = scores.node.inputs
+        if not _is_peak(_row_value(peak, scores), s):
+            break
+        scores = s
+    return scores
+
+
+def _exponent(x: Tensor) -> Tensor | None:
+    """y, where ``x`` is exp(y) and y a difference."""
+    if not _is_op(x, "exp"):
+        return None
+    exponent = without_converts(x.node.inputs[0])
+    return exponent if _is_op(exponent, "sub") else None
+
+
+def _operand_of_exponential(top: Tensor) -> Tensor | None:
+    """s, where ``top`` is exp(s - max(s))."""
+    shifted = _exponent(top)
+    if shifted is None:
+        return None
+    s, peak = shifted.node.inputs
+    return s if _is_peak(_row_value(peak, shifted), s) else None
+
+
+def _operand_of_logarithms(weights: Tensor) -> Tensor | None:
+    """s, where ``weights`` is exp(log_softmax(s)) or exp(s - logsumexp(s))."""
+    exponent = _exponent(weights)
+    if exponent is None:
+        return None
+    a, row = exponent.node.inputs[0], _row_value(exponent.node.inputs[1], exponent)
+    top = _logarithm_of_sum(row, exponent)
+    if top is not None:  # (s - max) - log(sum(exp(s - max)))
+        is_shifted = _is_op(top, "exp") and without_converts(top.node.inputs[0]) is a
+        return _operand_of_exponential(top) if is_shifted else None
+    if row is None or not _is_op(row, "add"):
+        return None
+    for log, peak in (row.node.inputs, row.node.inputs[::-1]):  # s - (log(sum(..)) + max)
+        top = _logarithm_of_sum(_rows_of(log, exponent), exponent)
+        if top is not None and _operand_of_exponential(top) is a:
+            return a if _is_peak(_rows_of(peak, exponent), a) else None
+    return None
+
+
+def _logarithm_of_sum(row: Tensor | None, along: Tensor) -> Tensor | None:
+    """x, where ``row`` is log(sum(x)), the sum perhaps by its absolute value."""
+    if row is None or not _is_op(row, "log"):
+        return None
+    total = _rows_of(row.node.inputs[0], along)
+    if total is not None and _is_op(total, "abs"):
+        total = _rows_of(total.node.inputs[0], along)
+    if total is None or not _is_reduction(total, "sum"):
+        return None
+    return without_converts(total.node.inputs[0])
+
+
+def _is_peak(row: Tensor | None, s: Tensor) -> bool:
+    """Is ``row`` the maximum of ``s`` over the last axis, wherever that is finite?"""
+    if row is None:
+        return False
+    if _is_op(row, "max"):  # jax.nn.softmax takes max(-inf, maximum)
+        least = [constant_of(t) == -np.inf for t in row.node.inputs]
+        return any(least) and _is_peak(_rows_of(row.node.inputs[least[0]], s), s)
+    if _is_op(row, "select"):  # logsumexp takes 0 where the maximum is not finite
+        condition, other, peak = (_rows_of(t, s) for t in row.node.inputs)
+        finite = condition is not None and _is_op(condition, "is_finite")
+        checked = _rows_of(condition.node.inputs[0], s) if finite else None
+        zero = constant_of(row.node.inputs[1]) == 0
+        return zero and checked is not None and checked is peak and _is_peak(peak, s)
+    return _is_reduction(row, "max") and row.node.inputs[0] is s
+
+
+def _rows_of(x: Tensor, along: Tensor) -> Tensor | None:
+    """What ``x`` shows, one value for each row of ``along``, in order."""
+    x, path = behind_views(x)
+    layout, _ = views.apply_path(path, ly.contiguous(x.shape))
+    if layout is None or layout.offset != 0:
+        return None
+    return x if layout.dims() == ly.contiguous(along.shape[:-1]).dims() else None
+
+
+def _is_op(x: Tensor, op: str) -> bool:
+    return x.node.kind == "elementwise" and x.node.attrs["op"] == op
+
+
+def _is_sum_of(total: Tensor, x: Tensor) -> bool:
+    return _is_reduction(total, "sum") and without_converts(total.node.inputs[0]) is x
+
+
+def _row_value(x: Tensor, along: Tensor) -> Tensor | None:
+    """r, where ``x`` is r repeated along the last axis of ``along``."""
+    x, path = behind_views(x)
+    layout, _ = views.apply_path(path, ly.contiguous(x.shape))
+    if layout is None or layout.shape != along.shape or layout.offset != 0:
+        return None
+    rows = along.shape[:-1]
+    expected = (*ly.contiguous_strides(rows), 0)
+    for n, stride, own in zip(along.shape, layout.strides, expected, strict=True):
+        if n != 1 and stride != own:
+            return None
+    return x
+
+
+def _is_reduction(x: Tensor, op: str) -> bool:
+    return x.node.kind == "reduce" and x.node.attrs["op"] == op
