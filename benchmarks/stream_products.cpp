@@ -4,10 +4,11 @@
 //
 //   cmake --build build -t stream_products && build/stream_products [models] [rows] [settings]
 //
-// `settings` is "tune", which tries many for each product by itself, "tunew", the same of the
-// kernel for many rows, or some to time whole steps with: blocks/stages/cluster of all products, or
-// of the five kinds with colons between them, commas between settings; with a "w" behind it, of the
-// kernel for many rows.
+// `settings` is "tune", which tries many for each product by itself, or some to time whole steps
+// with: blocks/stages/cluster of all products, or of the five kinds with colons between them,
+// commas between settings. With a "v", "t" or "w" behind "tune" or a setting, stream_vector,
+// stream_tiles or stream_wide takes the products, those that it can take: the others are left out.
+// With no letter each product has the kernel that the library chooses for it.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,12 +17,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "benchmarks/check.h"
 #include "ffi/device/cuda/cuda_device.h"
-#include "ffi/kernels/cuda/stream_launchers.h"
+#include "ffi/kernels/cuda/stream.h"
 
 namespace jaxgraph {
 namespace {
@@ -41,7 +43,25 @@ uint32_t Bits(float f) {
 }
 
 constexpr int kKinds = 5;  // QKV, output, gate and up, down, head
-using Tunings = std::array<StreamTuning, kKinds>;
+struct Setting {
+  std::optional<StreamKernel> kernel;  // none: the library's choice
+  int blocks, stages, cluster;
+};
+using Settings = std::array<Setting, kKinds>;
+
+// The letter that `text` begins with, if it stands for a kernel.
+std::optional<StreamKernel> KernelOf(const char* text) {
+  switch (*text) {
+    case 'v':
+      return StreamKernel::kVector;
+    case 't':
+      return StreamKernel::kTiles;
+    case 'w':
+      return StreamKernel::kWide;
+    default:
+      return {};
+  }
+}
 
 class Step {
  public:
@@ -70,8 +90,8 @@ class Step {
   int64_t weight_bytes() const { return weight_bytes_; }
 
   // All products, in order; `which` >= 0: that one of each layer alone (4: the head). With the
-  // tunings of the five kinds of products, or the defaults.
-  std::vector<Launch> Launches(const Tunings* tunings, int which = -1) {
+  // settings of the five kinds of products, or the defaults.
+  std::vector<Launch> Launches(const Settings* settings, int which = -1) {
     std::vector<Launch> launches;
     next_weight_ = weights_;
     const int d = model_.width, q = model_.heads * model_.head_dim;
@@ -79,12 +99,12 @@ class Step {
     char* x = At(0);
     char* y = At(1);
     for (int l = 0; l < model_.layers; ++l) {
-      Add(&launches, which, 0, x, d, {q, kv, kv}, true, l > 0, false, tunings);
-      Add(&launches, which, 1, At(8), q, {d}, false, false, false, tunings);
-      Add(&launches, which, 2, y, d, {model_.ffn, model_.ffn}, true, true, true, tunings);
-      Add(&launches, which, 3, At(10), model_.ffn, {d}, false, false, false, tunings);
+      Add(&launches, which, 0, x, d, {q, kv, kv}, true, l > 0, false, settings);
+      Add(&launches, which, 1, At(8), q, {d}, false, false, false, settings);
+      Add(&launches, which, 2, y, d, {model_.ffn, model_.ffn}, true, true, true, settings);
+      Add(&launches, which, 3, At(10), model_.ffn, {d}, false, false, false, settings);
     }
-    Add(&launches, which, 4, x, d, {model_.vocab}, true, true, false, tunings);
+    Add(&launches, which, 4, x, d, {model_.vocab}, true, true, false, settings);
     return launches;
   }
 
@@ -103,7 +123,7 @@ class Step {
 
   void Add(std::vector<Launch>* launches, int which, int kind, const char* row, int k,
            const std::vector<int>& columns, bool norm, bool added, bool pair,
-           const Tunings* tunings) {
+           const Settings* settings) {
     StreamParams p = {};
     p.m = rows_;
     p.k = k;
@@ -134,10 +154,12 @@ class Step {
     p.divides = p.rounds_first = p.silu_rounds = p.fetches_early = 1;
     p.activated = pair ? At(9) : nullptr;
     p.activated_m = 2 * int64_t{columns[0]};
-    const StreamTuning tuning = tunings != nullptr ? (*tunings)[kind] : DefaultTuning(p, along_k_);
-    const bool fits = (along_k_ && FitsStreamVector(p)) ||
-                      (tuning.wide ? FitsStreamWide(p) : FitsStreamTiles(p, along_k_, tuning));
-    if (!fits) return;  // other kernels take it
+    StreamTuning tuning = DefaultTuning(p, along_k_);
+    if (settings != nullptr) {
+      const Setting& s = (*settings)[kind];
+      tuning = {s.kernel.value_or(tuning.kernel), s.blocks, s.stages, s.cluster};
+    }
+    if (!FitsStream(p, along_k_, tuning)) return;  // other kernels take it
     LaunchStream(p, DType::kBF16, along_k_, tuning, launches);
   }
 
@@ -190,11 +212,11 @@ double TimeGraph(std::vector<Launch> launches, bool dependent, int replays = 10,
 }
 
 // The best tunings of each product by itself.
-void Tune(Step* step, bool wide) {
+void Tune(Step* step, std::optional<StreamKernel> kernel) {
   static const char* const kNames[] = {"qkv", "output", "gate/up", "down", "head"};
   struct Tried {
     double us;
-    StreamTuning tuning;
+    Setting setting;
     Launch launch;
   };
   for (int which = 0; which < kKinds; ++which) {
@@ -207,25 +229,25 @@ void Tune(Step* step, bool wide) {
     for (const int blocks : {132, 264, 396}) {
       for (const int stages : {2, 3, 4, 5, 6}) {
         for (const int cluster : {1, 2, 4, 8}) {
-          const StreamTuning tuning = {blocks, stages, cluster, wide};
-          Tunings tunings;
-          tunings.fill(tuning);
-          const std::vector<Launch> one = step->Launches(&tunings, which);
+          const Setting setting = {kernel, blocks, stages, cluster};
+          Settings settings;
+          settings.fill(setting);
+          const std::vector<Launch> one = step->Launches(&settings, which);
           if (one.empty()) continue;
           const bool known = std::any_of(all.begin(), all.end(), [&](const Tried& t) {
             return t.launch.SameConfig(one.back());
           });
           if (known) continue;
-          all.push_back({TimeGraph(one, true, 3, 5) / count, tuning, one.back()});
+          all.push_back({TimeGraph(one, true, 3, 5) / count, setting, one.back()});
         }
       }
     }
     std::sort(all.begin(), all.end(), [](const Tried& a, const Tried& b) { return a.us < b.us; });
     for (size_t i = 0; i < all.size(); ++i) {
       if (i > 5) break;
-      std::printf("  %.2f (%d/%d/%d: %u of %u, %u KB)", all[i].us, all[i].tuning.blocks,
-                  all[i].tuning.stages, all[i].tuning.cluster, all[i].launch.grid[0],
-                  all[i].launch.cluster, all[i].launch.shared_bytes / 1024);
+      const auto& [us, setting, launch] = all[i];
+      std::printf("  %.2f (%d/%d/%d: %u of %u, %u KB)", us, setting.blocks, setting.stages,
+                  setting.cluster, launch.grid[0], launch.cluster, launch.shared_bytes / 1024);
     }
     std::printf("\n");
     std::fflush(stdout);
@@ -233,21 +255,21 @@ void Tune(Step* step, bool wide) {
 }
 
 // Reads "132/3/4" or five of that, and what separates it from the next.
-bool ReadTunings(const char** settings, Tunings* tunings) {
+bool ReadSettings(const char** text, Settings* settings) {
   for (int kind = 0; kind < kKinds; ++kind) {
-    StreamTuning& t = (*tunings)[kind];
+    Setting& s = (*settings)[kind];
     int length = 0;
-    if (std::sscanf(*settings, "%d/%d/%d%n", &t.blocks, &t.stages, &t.cluster, &length) != 3) {
+    if (std::sscanf(*text, "%d/%d/%d%n", &s.blocks, &s.stages, &s.cluster, &length) != 3) {
       return false;
     }
-    *settings += length;
-    t.wide = **settings == 'w';
-    *settings += t.wide;
-    if (kind == 0 && **settings != ':') tunings->fill(t);
-    if (**settings != ':') break;
-    ++*settings;
+    *text += length;
+    s.kernel = KernelOf(*text);
+    *text += s.kernel.has_value();
+    if (kind == 0 && **text != ':') settings->fill(s);
+    if (**text != ':') break;
+    ++*text;
   }
-  *settings += **settings == ',';
+  *text += **text == ',';
   return true;
 }
 
@@ -261,11 +283,11 @@ void Run(const Model& model, int rows, const std::string& settings) {
     std::printf("  %8.1f us, dependent launches %8.1f us  %5.2f TB/s\n", plain, dependent,
                 step.weight_bytes() / dependent / 1e6);
     std::fflush(stdout);
-    if (settings == "tune" || settings == "tunew") Tune(&step, settings == "tunew");
-    Tunings tunings;
+    if (settings.rfind("tune", 0) == 0) Tune(&step, KernelOf(settings.c_str() + 4));
+    Settings read;
     const char* next = settings.c_str();
-    for (const char* now = next; ReadTunings(&next, &tunings); now = next) {
-      const std::vector<Launch> tuned = step.Launches(&tunings);
+    for (const char* now = next; ReadSettings(&next, &read); now = next) {
+      const std::vector<Launch> tuned = step.Launches(&read);
       std::printf("  %8.1f us, dependent launches %8.1f us  %.*s\n", TimeGraph(tuned, false),
                   TimeGraph(tuned, true), static_cast<int>(next - now), now);
       std::fflush(stdout);

@@ -13,23 +13,25 @@ constexpr int64_t kLongLaunch = int64_t{256} << 20;  // bytes of weights
 // second: clusters of long ones find no place for more than these at once, and more blocks than
 // multiprocessors would take two rounds.
 StreamTuning WideTuning(const StreamParams& params) {
-  if (params.m <= 16) return {264, 4, 8, true};
+  constexpr StreamKernel kWide = StreamKernel::kWide;
+  if (params.m <= 16) return {kWide, 264, 4, 8};
   const int64_t tiles = WideTiles(params);
-  if (tiles <= 24 || (tiles > 66 && tiles <= 132)) return {132, 6, 4, true};
-  return {264, params.m > 32 ? 3 : 4, 4, true};
+  if (tiles <= 24 || (tiles > 66 && tiles <= 132)) return {kWide, 132, 6, 4};
+  return {kWide, 264, params.m > 32 ? 3 : 4, 4};
 }
 
 // One row. Few columns: more blocks share each of them, and the launches around find room beside
 // them; but where columns are short, too, clusters cost more than they bring.
 StreamTuning TilesTuning(const StreamParams& params, bool along_k) {
+  constexpr StreamKernel kTiles = StreamKernel::kTiles;
   const bool pair = params.activated != nullptr;
   const int64_t columns = pair ? params.product[0].n : ColumnsOf(params);
   if (columns <= 2112) {
-    if (params.num_products == 1 || params.k > 1024) return {264, 2, along_k ? 4 : 8, false};
-    if (along_k) return {pair ? 264 : 132, 3, 1, false};
-    return pair ? StreamTuning{132, 3, 2, false} : StreamTuning{264, 3, 4, false};
+    if (params.num_products == 1 || params.k > 1024) return {kTiles, 264, 2, along_k ? 4 : 8};
+    if (along_k) return {kTiles, pair ? 264 : 132, 3, 1};
+    return pair ? StreamTuning{kTiles, 132, 3, 2} : StreamTuning{kTiles, 264, 3, 4};
   }
-  return params.k < 4096 ? StreamTuning{264, 3, 4, false} : StreamTuning{132, 5, 4, false};
+  return params.k < 4096 ? StreamTuning{kTiles, 264, 3, 4} : StreamTuning{kTiles, 132, 5, 4};
 }
 
 // Warps that stream whole columns keep up where there are many; elsewhere tiles are done sooner.
@@ -43,31 +45,38 @@ bool TakesVector(const StreamParams& params, bool along_k) {
 // Measured with benchmarks/stream_products; docs/kernels.md has the figures.
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k) {
   if (TakesVector(params, along_k)) {
-    if (params.k <= 1024) return {264, 3, 1, false};
+    constexpr StreamKernel kVector = StreamKernel::kVector;
+    if (params.k <= 1024) return {kVector, 264, 3, 1};
     // Four stages are more than half of a multiprocessor's shared memory: one block each.
-    return {132, 2 * params.k * ColumnsOf(params) >= kLongLaunch ? 4 : 3, 1, false};
+    return {kVector, 132, 2 * params.k * ColumnsOf(params) >= kLongLaunch ? 4 : 3, 1};
   }
   if (params.m == 1) return TilesTuning(params, along_k);
   // Rows take the room of a second block, and clusters of four such blocks find no place at once.
-  const StreamTuning tiles = {132, 5, 2, false};
+  const StreamTuning tiles = {StreamKernel::kTiles, 132, 5, 2};
   return FitsStreamTiles(params, along_k, tiles) ? tiles : WideTuning(params);
 }
 
-bool FitsStream(const StreamParams& params, bool along_k) {
-  if (params.m > kMaxStreamRows) return false;
-  if (TakesVector(params, along_k)) return true;
-  const StreamTuning tuning = DefaultTuning(params, along_k);
-  return tuning.wide ? FitsStreamWide(params) : FitsStreamTiles(params, along_k, tuning);
+bool FitsStream(const StreamParams& params, bool along_k, const StreamTuning& tuning) {
+  switch (tuning.kernel) {
+    case StreamKernel::kVector:
+      return along_k && FitsStreamVector(params);
+    case StreamKernel::kTiles:
+      return FitsStreamTiles(params, along_k, tuning);
+    case StreamKernel::kWide:
+      return FitsStreamWide(params);
+  }
+  return false;
 }
 
 void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
                   Launches* launches) {
-  if (TakesVector(params, along_k)) {
-    LaunchStreamVector(params, dtype, tuning, launches);
-  } else if (tuning.wide) {
-    LaunchStreamWide(params, dtype, along_k, tuning, launches);
-  } else {
-    LaunchStreamTiles(params, dtype, along_k, tuning, launches);
+  switch (tuning.kernel) {
+    case StreamKernel::kVector:
+      return LaunchStreamVector(params, dtype, tuning, launches);
+    case StreamKernel::kTiles:
+      return LaunchStreamTiles(params, dtype, along_k, tuning, launches);
+    case StreamKernel::kWide:
+      return LaunchStreamWide(params, dtype, along_k, tuning, launches);
   }
 }
 

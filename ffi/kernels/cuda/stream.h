@@ -62,21 +62,26 @@ struct StreamParams {
   uint8_t reserved[3];
 };
 
-// How much of the chip a launch takes; constants of Hopper's, found by benchmarks/stream_products.
+// stream_vector.cu, stream_tiles.cu, stream_wide.cu; stream_launchers.h says what each can take.
+enum class StreamKernel : uint8_t { kVector, kTiles, kWide };
+
+// Which kernel, and how much of the chip a launch takes; constants of Hopper's, found by
+// benchmarks/stream_products.
 struct StreamTuning {
+  StreamKernel kernel;
   int32_t blocks;   // wanted at most
   int32_t stages;   // of a ring at most: a warp's, 4 KB each, or the wide kernel's, a block's
-  int32_t cluster;  // blocks that share k, at most
-  bool wide;        // stream_wide.cu takes it, where stream_vector.cu does not
+  int32_t cluster;  // blocks that share k, at most; the vector kernel has no clusters
 };
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
 
-// Whether the rows, and with them all that a block needs, fit into its shared memory.
-bool FitsStream(const StreamParams& params, bool along_k);
+// Whether the tuning's kernel can take them: the rows, and with them all that a block needs, fit
+// into its shared memory, and it knows norm, activation and layout.
+bool FitsStream(const StreamParams& params, bool along_k, const StreamTuning& tuning);
 
 // `along_k`: every matrix is contiguous along k ("[out, in]"), else along n ("[in, out]"). bf16 or
 // f16 throughout (but for the products' own dtypes); rows, weights and outputs start at multiples
-// of 16 bytes, k is a multiple of 8 and, along n, so is every n.
+// of 16 bytes, k is a multiple of 8 and, along n, so is every n. FitsStream must have agreed.
 void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
                   Launches* launches);
 

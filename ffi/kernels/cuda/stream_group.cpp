@@ -233,9 +233,11 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   const auto inner = [&](const ResolvedNode& at, const MatmulParams& p) {
     return params.has_norm ? RowsSource(at, p) : 0;
   };
+  const auto fits = [&](const StreamParams& p) {
+    return FitsStream(p, leader.along_k, DefaultTuning(p, leader.along_k));
+  };
   AddProduct(leader, &params);
-  if (!FitsStream(params, leader.along_k) ||
-      !footprint.Add(nodes[next], inner(nodes[next], product))) {
+  if (!fits(params) || !footprint.Add(nodes[next], inner(nodes[next], product))) {
     return Status::Ok();
   }
   ++next;
@@ -248,8 +250,7 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
       break;
     }
     AddProduct(other, &with_other);
-    if (!FitsStream(with_other, leader.along_k) ||
-        !footprint.Add(nodes[next], inner(nodes[next], other.product))) {
+    if (!fits(with_other) || !footprint.Add(nodes[next], inner(nodes[next], other.product))) {
       break;
     }
     params = with_other;
@@ -257,8 +258,8 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   }
   if (fusion && stands_by(next)) {
     StreamParams with_activation = params;
-    if (TakesActivation(nodes[next], product.b_dtype, &with_activation) &&
-        FitsStream(with_activation, leader.along_k) && footprint.Add(nodes[next], 3)) {
+    if (TakesActivation(nodes[next], product.b_dtype, &with_activation) && fits(with_activation) &&
+        footprint.Add(nodes[next], 3)) {
       params = with_activation;
       ++next;
     }

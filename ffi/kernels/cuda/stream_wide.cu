@@ -499,7 +499,9 @@ int32_t CountTiles(StreamParams* p) {
 
 }  // namespace
 
-bool FitsStreamWide(const StreamParams& params) { return !params.has_norm; }
+bool FitsStreamWide(const StreamParams& params) {
+  return params.m <= kMaxStreamRows && !params.has_norm;
+}
 
 int32_t WideTiles(const StreamParams& params) {
   StreamParams counted = params;
