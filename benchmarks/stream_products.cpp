@@ -15,7 +15,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +22,7 @@
 
 #include "benchmarks/check.h"
 #include "ffi/device/cuda/cuda_device.h"
+#include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/stream.h"
 
 namespace jaxgraph {
@@ -35,12 +35,6 @@ struct Model {
 constexpr Model kModels[] = {{"135m", 30, 576, 9, 3, 64, 1536, 49152},
                              {"1b", 16, 2048, 32, 8, 64, 8192, 128256},
                              {"8b", 32, 4096, 32, 8, 128, 14336, 128256}};
-
-uint32_t Bits(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  return bits;
-}
 
 constexpr int kKinds = 5;  // QKV, output, gate and up, down, head
 struct Setting {
@@ -149,8 +143,8 @@ class Step {
     p.weight = norm ? At(3) : nullptr;
     p.sum = norm && added ? At(11) : nullptr;
     p.norm = norm ? At(12) : nullptr;
-    p.length = Bits(static_cast<float>(k));
-    p.eps = Bits(1e-5f);
+    p.length = BitsOf(static_cast<float>(k));
+    p.eps = BitsOf(1e-5f);
     p.divides = p.rounds_first = p.silu_rounds = p.fetches_early = 1;
     p.activated = pair ? At(9) : nullptr;
     p.activated_m = 2 * int64_t{columns[0]};

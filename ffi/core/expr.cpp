@@ -21,7 +21,6 @@ bool IsBinary(ExprOp op) { return Between(op, ExprOp::kAdd, ExprOp::kGe); }
 bool IsCompare(ExprOp op) { return Between(op, ExprOp::kEq, ExprOp::kGe); }
 bool IsTernary(ExprOp op) { return Between(op, ExprOp::kSelect, ExprOp::kClamp); }
 bool IsReduce(ExprOp op) { return Between(op, ExprOp::kReduceSum, ExprOp::kReduceXor); }
-bool IsArgReduce(ExprOp op) { return Between(op, ExprOp::kReduceArgmax, ExprOp::kReduceArgmin); }
 bool IsKnown(ExprOp op) {
   return Between(op, ExprOp::kLoad, ExprOp::kBitcast) || IsUnary(op) || IsBinary(op) ||
          op == ExprOp::kIntegerPow || IsTernary(op) || IsReduce(op);

@@ -24,6 +24,7 @@
 #include <string_view>
 
 #include "ffi/core/dtype.h"
+#include "ffi/core/host_device.h"
 #include "ffi/core/program.h"
 #include "ffi/core/status.h"
 
@@ -122,6 +123,16 @@ enum class ExprOp : uint8_t {
   kReduceArgmin,  // aux = index dtype; the first NaN wins, else the first extremum
   kReduceXor,
 };
+
+JAXGRAPH_HOST_DEVICE constexpr bool IsArgReduce(ExprOp op) {
+  return op == ExprOp::kReduceArgmax || op == ExprOp::kReduceArgmin;
+}
+// How many of an instruction's a, b and c an op reads.
+constexpr int NumOperands(ExprOp op) {
+  if (op < ExprOp::kStore) return 0;
+  if (op < ExprOp::kAdd || op >= ExprOp::kReduceSum || op == ExprOp::kIntegerPow) return 1;
+  return op < ExprOp::kSelect ? 2 : 3;
+}
 
 struct ExprInstr {
   ExprOp op;

@@ -3,6 +3,8 @@
 // a u32 count in front; of shapes and strides only `rank` entries. The hash stays outside.
 #include "ffi/core/program.h"
 
+#include <cstring>
+
 #include "ffi/core/validate.h"
 #include "ffi/core/wire.h"
 
@@ -134,6 +136,12 @@ int64_t TensorRef::num_elements() const {
   int64_t n = 1;
   for (int d = 0; d < rank; ++d) n *= shape[d];
   return n;
+}
+
+IndexParams IndexParamsOf(const Node& node) {
+  IndexParams params;
+  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  return params;
 }
 
 std::string Encode(const Program& program) {

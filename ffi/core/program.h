@@ -131,6 +131,9 @@ struct Node {
   std::string label;  // for people: "mul@model.py:88"
 };
 
+// The params of a GATHER or SET_ROWS, which have the right size.
+IndexParams IndexParamsOf(const Node& node);
+
 enum class BaseKind : uint8_t { kArena = 0, kOperand = 1, kResult = 2 };
 const char* NameOf(BaseKind kind);  // "arena", "operand", "result"
 

@@ -4,18 +4,14 @@
 #include <cstdint>
 
 #include "ffi/core/dtype.h"
+#include "ffi/core/host_device.h"
 #include "ffi/core/program.h"
-
-#ifdef __CUDACC__
-#define JAXGRAPH_SORT_KEY __host__ __device__ inline
-#else
-#define JAXGRAPH_SORT_KEY inline
-#endif
 
 namespace jaxgraph {
 
 // `bits`: an element as it lies in memory, zero-extended; `size`: its bytes. The key is as wide.
-JAXGRAPH_SORT_KEY uint64_t SortKey(SortOrder order, DType t, uint32_t size, uint64_t bits) {
+JAXGRAPH_HOST_DEVICE inline uint64_t SortKey(SortOrder order, DType t, uint32_t size,
+                                             uint64_t bits) {
   const uint64_t all = ~uint64_t{0} >> (64 - 8 * size);
   const uint64_t top = all ^ (all >> 1);  // the sign
   uint64_t key = bits;
@@ -37,12 +33,12 @@ JAXGRAPH_SORT_KEY uint64_t SortKey(SortOrder order, DType t, uint32_t size, uint
 }
 
 // Where piece `c` of a row of n begins.
-JAXGRAPH_SORT_KEY int64_t SortPieceBegin(int64_t c, int64_t n, int64_t chunks) {
+JAXGRAPH_HOST_DEVICE inline int64_t SortPieceBegin(int64_t c, int64_t n, int64_t chunks) {
   return c * n / chunks;
 }
 
 // The piece that element `i` of a row is in: the inverse.
-JAXGRAPH_SORT_KEY int64_t SortPieceOf(int64_t i, int64_t n, int64_t chunks) {
+JAXGRAPH_HOST_DEVICE inline int64_t SortPieceOf(int64_t i, int64_t n, int64_t chunks) {
   return ((i + 1) * chunks - 1) / n;
 }
 

@@ -135,9 +135,8 @@ Status CheckCopy(const Node& node) {
 // vectors are srcs[first_index..).
 Status CheckIndexed(const Node& node, const TensorRef& whole, const TensorRef& slices,
                     size_t first_index) {
-  IndexParams params;
-  if (node.params.size() != sizeof params) return Invalid("has params of another size");
-  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  if (node.params.size() != sizeof(IndexParams)) return Invalid("has params of another size");
+  const IndexParams params = IndexParamsOf(node);
   if (static_cast<uint8_t>(params.mode) > static_cast<uint8_t>(IndexMode::kPromiseInBounds)) {
     return Invalid("has an unknown index mode");
   }

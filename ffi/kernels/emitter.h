@@ -21,6 +21,7 @@ struct ResolvedNode {
   // Bit i: no node of the program writes srcs[i], so a kernel that starts before its predecessor
   // has ended may read it.
   uint32_t constant_srcs = 0;
+  bool is_constant(size_t src) const { return src < 32 && (constant_srcs >> src & 1) != 0; }
   // kScratchBytes that the launches of one emission may pass on among themselves; null: none.
   char* scratch = nullptr;
 };

@@ -5,6 +5,7 @@
 #include <climits>
 
 #include "ffi/core/attention.h"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
@@ -109,7 +110,7 @@ namespace {
 bool RowsOfVectors(const char* address, const int64_t (&strides)[4], int along, int64_t n,
                    int64_t item) {
   if (n * item % 16 != 0 || (n > 1 && strides[along] != item)) return false;
-  if (reinterpret_cast<intptr_t>(address) % 16 != 0) return false;
+  if (!IsAligned(address, 16)) return false;
   for (int d = 0; d < 4; ++d)
     if (d != along && strides[d] % 16 != 0) return false;
   return true;
@@ -123,9 +124,9 @@ Workspace WorkspaceOf(const ResolvedNode& resolved) {
 }  // namespace
 
 bool StoresVectors(const AttentionArgs& args) {
-  return args.out_dtype == args.k_dtype && args.out_strides[3] == 2 &&
-         reinterpret_cast<intptr_t>(args.out) % 8 == 0 && args.out_strides[0] % 8 == 0 &&
-         args.out_strides[1] % 8 == 0 && args.out_strides[2] % 8 == 0;
+  return args.out_dtype == args.k_dtype && args.out_strides[3] == 2 && IsAligned(args.out, 8) &&
+         args.out_strides[0] % 8 == 0 && args.out_strides[1] % 8 == 0 &&
+         args.out_strides[2] % 8 == 0;
 }
 
 bool FitsStreamKernel(const AttentionArgs& args) {

@@ -4,6 +4,7 @@
 
 #include "ffi/kernels/cuda/attention_parts.cuh"
 #include "ffi/kernels/cuda/launch_params.h"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
@@ -76,7 +77,7 @@ void LaunchAttentionCombine(const AttentionArgs& args, const Workspace& workspac
   plan.workspace = reinterpret_cast<float*>(workspace.address);
   plan.splits = splits;
   plan.heads = std::min(args.g, kMmaHeads);
-  plan.pieces = (args.g + kMmaHeads - 1) / kMmaHeads;
+  plan.pieces = static_cast<int32_t>(CeilDiv(args.g, kMmaHeads));
   plan.vectors_out = StoresVectors(args);
 
   Launch launch;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <utility>
 
 #include "ffi/kernels/cuda/memory_range.h"
@@ -36,8 +35,7 @@ bool WritesRows(const ResolvedNode& set_rows, const TensorRef& cache, const char
                 int along, RewrittenRows* rows) {
   const Node& node = *set_rows.node;
   if (node.op != Op::kSetRows) return false;
-  IndexParams params;
-  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  const IndexParams params = IndexParamsOf(node);
   const TensorRef &whole = node.outs[0], &slices = node.srcs[1];
   if (params.num_components != 1 || slices.shape[0] != 1) return false;
   const Dims dims = DimsOf(cache);
@@ -62,9 +60,7 @@ class Finder {
  public:
   Finder(const std::vector<ResolvedNode>& nodes, size_t first) : nodes_(nodes), first_(first) {}
 
-  bool Constant(size_t source) const {
-    return source < 32 && (nodes_[first_].constant_srcs >> source & 1) != 0;
-  }
+  bool Constant(size_t source) const { return nodes_[first_].is_constant(source); }
 
   // Which rows of a source may not be read early; false: none may.
   bool Find(size_t source, int along, RewrittenRows* rows) const {

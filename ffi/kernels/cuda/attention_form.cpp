@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "ffi/kernels/cuda/launch_params.h"
+
 namespace jaxgraph {
 namespace {
 
@@ -46,12 +48,6 @@ struct Value {
   ScoreForm form;
   Step step = Step::kRaw;
 };
-
-uint32_t BitsOf(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  return bits;
-}
 
 // A value whose f32 is rounded to `t`; it can be said once only.
 bool Round(DType t, DType* rounding) {

@@ -10,7 +10,6 @@ namespace {
 constexpr int64_t kMaxCount = int64_t{1} << 31;  // what FastDiv divides
 
 bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
-bool IsArgReduce(ExprOp op) { return op == ExprOp::kReduceArgmax || op == ExprOp::kReduceArgmin; }
 bool IsWide(DType t) { return SizeOf(t) == 8; }
 
 bool Touches(const ExprInstr& instr, uint8_t reg) {
@@ -142,12 +141,6 @@ void Split(const ExprParams& p, int64_t (&shape)[kExprMaxRank], int from, int fl
 }
 
 }  // namespace
-
-int NumOperands(ExprOp op) {
-  if (op < ExprOp::kStore) return 0;
-  if (op < ExprOp::kAdd || op >= ExprOp::kReduceSum || op == ExprOp::kIntegerPow) return 1;
-  return op < ExprOp::kSelect ? 2 : 3;
-}
 
 bool PrepareInstructions(const ExprProgram& program, ExprParams* p) {
   CopyInstructions(program, p);

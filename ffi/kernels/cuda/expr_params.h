@@ -51,9 +51,6 @@ struct ExprPiece {
   ExprParams params;
 };
 
-// How many of a, b and c an op reads.
-int NumOperands(ExprOp op);
-
 // Prepares the node's expression; several pieces where it has 2^31 elements or rows and more, none
 // where it has no work. *wide: some value needs registers of 64 bits.
 Status PrepareExpr(const ResolvedNode& node, bool* wide, std::vector<ExprPiece>* pieces);

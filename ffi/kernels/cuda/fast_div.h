@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define JAXGRAPH_HOST_DEVICE __host__ __device__
-#else
-#define JAXGRAPH_HOST_DEVICE
-#endif
+#include "ffi/core/host_device.h"
 
 namespace jaxgraph {
 

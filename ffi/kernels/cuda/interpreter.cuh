@@ -127,9 +127,6 @@ inline __device__ __noinline__ float RareFloat(ExprOp op, float a, float b, floa
 // ---- reductions ----
 
 __device__ __forceinline__ bool IsReduce(ExprOp op) { return op >= ExprOp::kReduceSum; }
-__device__ __forceinline__ bool IsArgReduce(ExprOp op) {
-  return op == ExprOp::kReduceArgmax || op == ExprOp::kReduceArgmin;
-}
 
 // The elementwise op that a reduction repeats.
 __device__ __forceinline__ ExprOp StepOf(ExprOp op) {

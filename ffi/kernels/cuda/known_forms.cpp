@@ -75,12 +75,6 @@ class Values {
   }
 
  private:
-  static int NumOperands(ExprOp op) {
-    if (op < ExprOp::kStore) return 0;
-    if (op < ExprOp::kAdd || op >= ExprOp::kReduceSum || op == ExprOp::kIntegerPow) return 1;
-    return op < ExprOp::kSelect ? 2 : 3;
-  }
-
   bool Add(const ExprProgram& program, const ExprInstr& in) {
     if (in.op == ExprOp::kIndex) return false;
     if (in.op == ExprOp::kStore) {

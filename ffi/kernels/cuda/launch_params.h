@@ -2,11 +2,20 @@
 // padding.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "ffi/device/launch.h"
 
 namespace jaxgraph {
+
+// How parameters hold a float: floats have two zeros, which are equal but not the same bytes.
+inline uint32_t BitsOf(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
 
 template <typename P>
 void SetParams(const P& params, Launch* launch) {

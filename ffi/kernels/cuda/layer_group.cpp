@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "ffi/core/attention.h"
 #include "ffi/kernels/cuda/attention.h"
 #include "ffi/kernels/cuda/known_forms.h"
+#include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/layer.h"
 #include "ffi/kernels/cuda/matmul.h"
 #include "ffi/kernels/cuda/memory_range.h"
@@ -17,22 +17,6 @@
 namespace jaxgraph {
 namespace {
 
-uint32_t BitsOf(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  return bits;
-}
-
-// Elements one after the other, in the order of the indices.
-bool IsRow(const TensorRef& t, int64_t size) {
-  int64_t stride = 1;
-  for (int d = t.rank - 1; d >= 0; --d) {
-    if (t.shape[d] == 1) continue;
-    if (t.strides[d] != stride) return false;
-    stride *= t.shape[d];
-  }
-  return stride == size;
-}
 // `heads` pieces of `size` elements each, `pitch` elements apart.
 bool IsHeads(const TensorRef& t, int64_t heads, int64_t size, int64_t pitch) {
   int64_t count = 1;
@@ -105,9 +89,6 @@ class LayerReader {
   void Uses(size_t writer, size_t reader, const char* begin, int64_t bytes) {
     layer_.uses.push_back({writer, reader, {begin, begin + bytes}});
   }
-  bool Constant(size_t n, int source) const {
-    return source < 32 && (nodes_[n].constant_srcs >> source & 1) != 0;
-  }
 
   // A ROW that is an RMS norm of one row; its part of the parameters.
   bool TakeNorm(RmsNormForm* form, LayerRow* in, size_t* n) {
@@ -119,14 +100,14 @@ class LayerReader {
     *n = *taken;
     const ResolvedNode& at = nodes_[*n];
     const int64_t size = program.shape[program.rank - 1];
-    if (size > kMaxLayerRow || !IsRow(node(*n).outs[form->norm_out], size)) return false;
+    if (size > kMaxLayerRow || !IsDense(node(*n).outs[form->norm_out], size)) return false;
     for (const int source : {form->x, form->added, form->weight}) {
       if (source < 0) continue;
-      if (!IsRow(node(*n).srcs[source], size) || !IsAligned(at.srcs[source], 16)) return false;
+      if (!IsDense(node(*n).srcs[source], size) || !IsAligned(at.srcs[source], 16)) return false;
     }
-    if (form->sum_out >= 0 && !IsRow(node(*n).outs[form->sum_out], size)) return false;
+    if (form->sum_out >= 0 && !IsDense(node(*n).outs[form->sum_out], size)) return false;
     if (form->weight >= 0) {
-      if (!Constant(*n, form->weight)) return false;
+      if (!at.is_constant(form->weight)) return false;
       in->weight = at.srcs[form->weight];
     }
     in->mean = BitsOf(form->divides ? 1 / form->length : form->length);
@@ -183,7 +164,7 @@ class LayerReader {
     return p->index == nullptr && p->a_dtype == t && p->b_dtype == t && p->out_dtype == t &&
            p->batch[0] == 1 && p->batch[1] == 1 && p->m == 1 && p->n >= 1 && p->k >= 1 &&
            (p->a_k == 2 || p->k == 1) && p->b_k == 2 && (p->out_n == 2 || p->n == 1) &&
-           Constant(n, weights) && IsAligned(p->b, 16) && p->b_n % 16 == 0;
+           nodes_[n].is_constant(weights) && IsAligned(p->b, 16) && p->b_n % 16 == 0;
   }
   static LayerMatrix MatrixOf(const MatmulParams& p) { return {p.b, p.b_n}; }
 
@@ -264,8 +245,7 @@ class LayerReader {
   // Does the SET_ROWS write one row of all heads, [head][element] from `address` on?
   bool WritesOneRow(size_t n, int64_t head_stride) const {
     const Node& set = node(n);
-    IndexParams params;
-    std::memcpy(static_cast<void*>(&params), set.params.data(), sizeof params);
+    const IndexParams params = IndexParamsOf(set);
     const TensorRef &whole = set.outs[0], &rows = set.srcs[1];
     if (params.num_components != 1 || rows.shape[0] != 1) return false;
     for (int d = 0; d < whole.rank; ++d) {
@@ -431,9 +411,9 @@ class LayerReader {
     }
     const ResolvedNode& at = nodes_[*activation];
     for (const int source : {form.gate, form.up}) {
-      if (!IsRow(at.node->srcs[source], hidden)) return false;
+      if (!IsDense(at.node->srcs[source], hidden)) return false;
     }
-    if (!IsRow(at.node->outs[0], hidden)) return false;
+    if (!IsDense(at.node->outs[0], hidden)) return false;
     if (at.srcs[form.gate] == sides[1].p.out) std::swap(sides[0], sides[1]);
     if (at.srcs[form.gate] != sides[0].p.out || at.srcs[form.up] != sides[1].p.out) return false;
     for (const Product& side : sides) {
@@ -467,14 +447,6 @@ class LayerReader {
   std::vector<Rotation> rotations_;
   std::vector<size_t> writes_;
 };
-
-std::vector<MemoryRange> WrittenBy(const ResolvedNode& at) {
-  std::vector<MemoryRange> writes;
-  for (size_t i = 0; i < at.outs.size(); ++i) {
-    writes.push_back(RangeOf(at.node->outs[i], at.outs[i]));
-  }
-  return writes;
-}
 
 // Layers that stand one after the other.
 class Layers {
@@ -555,7 +527,7 @@ class Layers {
       }
       if (node.op == Op::kSetRows) continue;
       for (size_t o = 0; o < node.outs.size(); ++o) {
-        if (IsRow(node.outs[o], node.outs[o].num_elements())) {
+        if (IsDense(node.outs[o], node.outs[o].num_elements())) {
           Remove(RangeOf(node.outs[o], nodes_[n].outs[o]), &stale);
         }
       }

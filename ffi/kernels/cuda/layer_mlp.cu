@@ -3,6 +3,7 @@
 // of the slice by its own rows of the down matrix. All weights are on their way before the wait.
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/layer_device.cuh"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
@@ -164,7 +165,7 @@ void LaunchLayerEnd(const LayerEndParams& p, DType dtype, Launches* launches) {
   Launch launch;
   launch.kernel = dtype == DType::kBF16 ? &kEnd<BF16Math> : &kEnd<F16Math>;
   launch.block[0] = 128;
-  launch.grid[0] = static_cast<uint32_t>((p.size + 127) / 128);
+  launch.grid[0] = static_cast<uint32_t>(CeilDiv(p.size, launch.block[0]));
   SetParams(p, &launch);
   launches->push_back(std::move(launch));
 }

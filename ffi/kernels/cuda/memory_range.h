@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ffi/core/program.h"
+#include "ffi/kernels/emitter.h"
 
 namespace jaxgraph {
 
@@ -24,6 +24,15 @@ inline MemoryRange RangeOf(const TensorRef& t, const char* address) {
     (reach < 0 ? range.begin : range.end) += reach;
   }
   return range;
+}
+
+// One range an output.
+inline std::vector<MemoryRange> WrittenBy(const ResolvedNode& at) {
+  std::vector<MemoryRange> writes;
+  for (size_t i = 0; i < at.outs.size(); ++i) {
+    writes.push_back(RangeOf(at.node->outs[i], at.outs[i]));
+  }
+  return writes;
 }
 
 inline bool Overlap(const MemoryRange& a, const MemoryRange& b) {

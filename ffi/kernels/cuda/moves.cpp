@@ -1,7 +1,6 @@
 #include "ffi/kernels/cuda/moves.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "ffi/kernels/cuda/strided_space.h"
@@ -60,8 +59,7 @@ Status Finish(int rank, int64_t* shape, int64_t num_slices, uint32_t item, bool 
 Status PrepareIndexed(const ResolvedNode& resolved, const TensorRef& whole, const TensorRef& slices,
                       size_t first_index, bool keep_overlaps, MoveParams* p) {
   const Node& node = *resolved.node;
-  IndexParams params;
-  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  const IndexParams params = IndexParamsOf(node);
   const uint32_t item = static_cast<uint32_t>(SizeOf(whole.dtype));
 
   int64_t shape[kMaxRank] = {};
@@ -101,8 +99,7 @@ std::vector<int> IndexSources(const Node& node) {
   std::vector<int> sources;
   if (node.op != Op::kGather && node.op != Op::kSetRows) return sources;
   const int first_index = node.op == Op::kGather ? 1 : 2;
-  IndexParams params;
-  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  const IndexParams params = IndexParamsOf(node);
   const uint8_t* const end = params.dim + params.num_components;
   for (int c = 0; c < params.num_components; ++c) {
     // Of two components in one dimension the later counts.

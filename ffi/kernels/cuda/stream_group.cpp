@@ -1,26 +1,19 @@
 #include "ffi/kernels/cuda/stream_group.h"
 
-#include <algorithm>
-#include <cstring>
 #include <optional>
+#include <utility>
 
 #include "ffi/kernels/cuda/known_forms.h"
+#include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul.h"
 #include "ffi/kernels/cuda/memory_range.h"
 #include "ffi/kernels/cuda/stream.h"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
 
 int64_t SizeIn(const TensorRef& t) { return static_cast<int64_t>(SizeOf(t.dtype)); }
-
-bool IsAligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
-uint32_t BitsOf(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  return bits;
-}
 
 // What the nodes of a run touch. The planner keeps these apart; here it is made sure.
 class Footprint {
@@ -28,13 +21,11 @@ class Footprint {
   // Adds a node, but for the sources that the kernel does not read from memory. False, and nothing
   // is added, if then some output overlapped another operand.
   bool Add(const ResolvedNode& at, uint32_t inner_srcs) {
-    std::vector<MemoryRange> reads, writes;
+    const std::vector<MemoryRange> writes = WrittenBy(at);
+    std::vector<MemoryRange> reads;
     for (size_t i = 0; i < at.srcs.size(); ++i) {
       if (i < 32 && (inner_srcs >> i & 1) != 0) continue;
       reads.push_back(RangeOf(at.node->srcs[i], at.srcs[i]));
-    }
-    for (size_t i = 0; i < at.outs.size(); ++i) {
-      writes.push_back(RangeOf(at.node->outs[i], at.outs[i]));
     }
     for (size_t i = 0; i < writes.size(); ++i) {
       const std::vector<MemoryRange> others(writes.begin() + i + 1, writes.end());
@@ -89,7 +80,7 @@ bool TakesNorm(const ResolvedNode& at, StreamParams* p) {
   // Of an operand: its address, if the kernel can read it, and the distance of its rows.
   const auto take = [&](const TensorRef& t, auto* address, int64_t* stride) {
     const std::optional<Rows> rows = AsRows(t);
-    fits = fits && rows && IsAligned16(address) && rows->stride % 16 == 0;
+    fits = fits && rows && IsAligned(address, 16) && rows->stride % 16 == 0;
     *stride = rows ? rows->stride : 0;
     return address;
   };
@@ -133,8 +124,8 @@ bool IsStreamed(const ResolvedNode& at, Streamed* s) {
   const int64_t pitch = s->along_k ? p.b_n : p.b_k;
   if (!s->along_k && (p.b_n != 2 || p.n % 8 != 0)) return false;
   const int64_t item = static_cast<int64_t>(SizeOf(p.out_dtype));
-  s->constant = (at.constant_srcs >> (p.b == at.srcs[1] ? 1 : 0) & 1) != 0;
-  return p.a_k == 2 && (p.out_n == item || p.n == 1) && IsAligned16(p.a) && IsAligned16(p.b) &&
+  s->constant = at.is_constant(p.b == at.srcs[1] ? 1 : 0);
+  return p.a_k == 2 && (p.out_n == item || p.n == 1) && IsAligned(p.a, 16) && IsAligned(p.b, 16) &&
          p.a_m % 16 == 0 && pitch % 16 == 0;
 }
 
@@ -168,17 +159,9 @@ bool TakesActivation(const ResolvedNode& at, DType dtype, StreamParams* p) {
   }
   // All of it in the order of the products, which have no gaps.
   const int64_t row = 2 * int64_t{first.n};
-  const auto dense = [&](const TensorRef& t) {
-    int64_t size = 1;
-    bool is = t.num_elements() == int64_t{first.n} * p->m;
-    for (int d = t.rank - 1; d >= 0; --d) {
-      is = is && (t.shape[d] == 1 || t.strides[d] == size);
-      size *= t.shape[d];
-    }
-    return is;
-  };
-  if (!dense(at.node->srcs[0]) || !dense(at.node->srcs[1]) || !dense(at.node->outs[0])) {
-    return false;
+  const int64_t size = int64_t{first.n} * p->m;
+  for (const TensorRef* t : {&at.node->srcs[0], &at.node->srcs[1], &at.node->outs[0]}) {
+    if (!IsDense(*t, size)) return false;
   }
   if (p->m > 1 && (first.out_m != row || second.out_m != row)) return false;
   const char* gate = at.srcs[form.gate];

@@ -1,7 +1,10 @@
 // The streaming kernels' launchers, and what they keep to.
 #pragma once
 
+#include <algorithm>
+
 #include "ffi/kernels/cuda/stream.h"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 
@@ -14,6 +17,28 @@ inline int64_t ColumnsOf(const StreamParams& params) {
   int64_t columns = 0;
   for (int i = 0; i < params.num_products; ++i) columns += params.product[i].n;
   return columns;
+}
+
+// Cuts every matrix into pieces of `columns` columns, and sets its `end`. Gives how many pieces the
+// launch makes: the two matrices of an activation are cut alike, and their pieces made together.
+inline int32_t CutColumns(int columns, StreamParams* params) {
+  int32_t pieces = 0;
+  for (int i = 0; i < params->num_products; ++i) {
+    pieces += static_cast<int32_t>(CeilDiv(params->product[i].n, columns));
+    params->product[i].end = pieces;
+  }
+  return params->activated != nullptr ? params->product[0].end : pieces;
+}
+// Sets `splits`, the blocks of a cluster, which share k in multiples of `step`: more than one only
+// where each cluster makes one piece. Gives the number of clusters.
+inline int32_t ShareAmongBlocks(const StreamTuning& tuning, int step, StreamParams* params) {
+  StreamParams& p = *params;
+  p.splits = 1;
+  while (p.splits < tuning.cluster && int64_t{p.pieces} * p.splits * 2 <= tuning.blocks &&
+         p.k >= 4 * p.splits * step) {
+    p.splits *= 2;
+  }
+  return std::min(p.pieces, std::max(tuning.blocks / p.splits, 1));
 }
 
 // One row times matrices that are contiguous along k, without an activation.

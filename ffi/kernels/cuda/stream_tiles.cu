@@ -286,16 +286,6 @@ const KernelInfo* KernelFor(bool along_k, bool pair, int rows) {
   return rows == 1 ? KernelFor<T, true>(along_k, pair) : KernelFor<T, false>(along_k, pair);
 }
 
-// Counts the tiles of all matrices.
-int32_t CountPieces(int columns, StreamParams* p) {
-  int32_t pieces = 0;
-  for (int i = 0; i < p->num_products; ++i) {
-    pieces += static_cast<int32_t>(CeilDiv(p->product[i].n, columns));
-    p->product[i].end = pieces;
-  }
-  return p->activated != nullptr ? p->product[0].end : pieces;
-}
-
 // What a launch needs beside `params`, which get their sizes from it.
 struct Plan {
   int32_t clusters;
@@ -306,15 +296,9 @@ Plan PlanTiles(bool along_k, const StreamTuning& tuning, StreamParams* params) {
   const bool pair = p.activated != nullptr;
   const int side_lines = pair ? kLines / 2 : kLines;
   const int columns = along_k ? side_lines : kLineItems, depth = along_k ? kLineItems : side_lines;
-  p.pieces = CountPieces(columns, &p);
-
+  p.pieces = CutColumns(columns, &p);
   const int share_step = ShareStep(along_k);
-  p.splits = 1;  // more only where each cluster makes one tile
-  while (p.splits < tuning.cluster && int64_t{p.pieces} * p.splits * 2 <= tuning.blocks &&
-         p.k >= 4 * p.splits * share_step) {
-    p.splits *= 2;
-  }
-  const int32_t clusters = std::min(p.pieces, std::max(tuning.blocks / p.splits, 1));
+  const int32_t clusters = ShareAmongBlocks(tuning, share_step, &p);
   const int64_t share = CeilDiv(p.k, p.splits * share_step) * share_step;
   const int64_t stages = CeilDiv(CeilDiv(share, depth), kStreamWarps) * CeilDiv(p.pieces, clusters);
   // An odd multiple of 16 bytes: the rows fall into different banks.

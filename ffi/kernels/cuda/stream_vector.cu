@@ -181,11 +181,7 @@ bool FitsStreamVector(const StreamParams& p) {
 
 void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
                         Launches* launches) {
-  params.pieces = 0;
-  for (int i = 0; i < params.num_products; ++i) {
-    params.pieces += params.product[i].n;
-    params.product[i].end = params.pieces;
-  }
+  params.pieces = CutColumns(1, &params);
   params.splits = SlicesOf(params.k);
   params.slice_bytes = static_cast<int32_t>(16 * CeilDiv(params.k / 8, params.splits));
   params.row_pitch = 2 * params.k;

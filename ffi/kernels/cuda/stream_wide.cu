@@ -486,15 +486,8 @@ const KernelInfo* KernelFor(bool along_k, int row_tiles) {
   return along_k ? KernelFor<T, true>(row_tiles) : KernelFor<T, false>(row_tiles);
 }
 
-// Counts the tiles of all matrices.
-int32_t CountTiles(StreamParams* p) {
-  const bool pair = p->activated != nullptr;
-  int32_t tiles = 0;
-  for (int i = 0; i < p->num_products; ++i) {
-    tiles += static_cast<int32_t>(CeilDiv(p->product[i].n, (pair ? 1 : kPanels) * kPanel));
-    p->product[i].end = tiles;
-  }
-  return pair ? p->product[0].end : tiles;
+int32_t CutTiles(StreamParams* params) {
+  return CutColumns((params->activated != nullptr ? 1 : kPanels) * kPanel, params);
 }
 
 }  // namespace
@@ -504,21 +497,16 @@ bool FitsStreamWide(const StreamParams& params) {
 }
 
 int32_t WideTiles(const StreamParams& params) {
-  StreamParams counted = params;
-  return CountTiles(&counted);
+  StreamParams cut = params;
+  return CutTiles(&cut);
 }
 
 void LaunchStreamWide(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
                       Launches* launches) {
   StreamParams& p = params;
-  p.pieces = CountTiles(&p);
-  p.splits = 1;  // more only where each cluster makes one tile
-  while (p.splits < tuning.cluster && int64_t{p.pieces} * p.splits * 2 <= tuning.blocks &&
-         p.k >= 4 * p.splits * kPanel) {
-    p.splits *= 2;
-  }
+  p.pieces = CutTiles(&p);
+  const int32_t clusters = ShareAmongBlocks(tuning, kPanel, &p);
   const int row_tiles = p.m <= 16 ? 2 : p.m <= 32 ? 4 : 8;
-  const int32_t clusters = std::min(p.pieces, std::max(tuning.blocks / p.splits, 1));
   const int64_t stages = CeilDiv(CeilDiv(p.k, p.splits), kPanel) * CeilDiv(p.pieces, clusters);
   const int32_t beside = SumBytes(row_tiles) + kRingAlignment + 8 * (2 * kMaxStages + 1);
   const int64_t fitting = (kMaxStreamShared - beside) / StageBytes(row_tiles);

@@ -1,8 +1,11 @@
-// The loop nest of one launch over several strided operands, made as flat as it can be.
+// The loop nest of one launch over several strided operands, made as flat as it can be, and how
+// operands lie.
 #pragma once
 
 #include <cstdint>
 #include <vector>
+
+#include "ffi/core/program.h"
 
 namespace jaxgraph {
 
@@ -32,6 +35,17 @@ inline int64_t CeilDiv(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 inline bool IsAligned(const void* address, uint64_t to) {
   return reinterpret_cast<uintptr_t>(address) % to == 0;
+}
+
+// `size` elements one after the other, in the order of the indices.
+inline bool IsDense(const TensorRef& t, int64_t size) {
+  int64_t stride = 1;
+  for (int d = t.rank - 1; d >= 0; --d) {
+    if (t.shape[d] == 1) continue;
+    if (t.strides[d] != stride) return false;
+    stride *= t.shape[d];
+  }
+  return stride == size;
 }
 
 }  // namespace jaxgraph

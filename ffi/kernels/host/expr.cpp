@@ -301,12 +301,6 @@ class Interpreter {
     for (int i = 0; i < num_segments_; ++i) fn(segments_[i], OffsetAt(segments_[i], strides), step);
   }
 
-  static int NumOperands(ExprOp op) {
-    if (op == ExprOp::kLoad || op == ExprOp::kIndex || op == ExprOp::kConst) return 0;
-    if (op == ExprOp::kSelect || op == ExprOp::kClamp) return 3;
-    const bool binary = op >= ExprOp::kAdd && op <= ExprOp::kGe;
-    return binary ? 2 : 1;
-  }
   static int Operand(const ExprInstr& instr, int i) {
     return i == 0 ? instr.a : i == 1 ? instr.b : instr.c;
   }
@@ -341,7 +335,7 @@ class Interpreter {
   // Rounds the result to its type by converting it from double, int64 or u64.
   void FinishReduction(const ExprInstr& instr) {
     ReduceState& state = states_[instr.dst - kExprNumElementRegs];
-    const bool arg = instr.op == ExprOp::kReduceArgmax || instr.op == ExprOp::kReduceArgmin;
+    const bool arg = IsArgReduce(instr.op);
     const bool extremum = instr.op == ExprOp::kReduceMax || instr.op == ExprOp::kReduceMin;
     if (extremum && !state.started) {
       state.f = instr.op == ExprOp::kReduceMax ? -HUGE_VAL : HUGE_VAL;

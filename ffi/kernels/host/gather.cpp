@@ -1,5 +1,4 @@
 // GATHER: slices of an operand, at starts that index tensors give.
-#include <cstring>
 #include <type_traits>
 
 #include "ffi/kernels/host/ops.h"
@@ -44,11 +43,10 @@ const KernelInfo kGather = {"host_gather", sizeof(GatherParams), RunGather};
 
 Status EmitGather(const ResolvedNode& resolved, Launch* launch) {
   const Node& node = *resolved.node;
-  IndexParams params;
-  if (node.params.size() != sizeof params) {
+  if (node.params.size() != sizeof(IndexParams)) {
     return Status(Code::kInvalidArgument, "gather: params of another size");
   }
-  std::memcpy(&params, node.params.data(), sizeof params);
+  const IndexParams params = IndexParamsOf(node);
   const TensorRef &out = node.outs[0], &operand = node.srcs[0];
   GatherParams p{};
   p.out = resolved.outs[0];

@@ -1,5 +1,4 @@
 // SET_ROWS: slices written in place, at starts that index tensors give.
-#include <cstring>
 #include <type_traits>
 
 #include "ffi/kernels/host/ops.h"
@@ -34,11 +33,10 @@ const KernelInfo kSetRows = {"host_set_rows", sizeof(SetRowsParams), RunSetRows}
 
 Status EmitSetRows(const ResolvedNode& resolved, Launch* launch) {
   const Node& node = *resolved.node;
-  IndexParams params;
-  if (node.params.size() != sizeof params) {
+  if (node.params.size() != sizeof(IndexParams)) {
     return Status(Code::kInvalidArgument, "set_rows: params of another size");
   }
-  std::memcpy(&params, node.params.data(), sizeof params);
+  const IndexParams params = IndexParamsOf(node);
   const TensorRef &dest = node.outs[0], &updates = node.srcs[1];
   SetRowsParams p{};
   p.dest = resolved.outs[0];

@@ -199,7 +199,7 @@ std::string IndexText(DType t, const std::string& position) {
 
 DType ResultType(const ExprInstr& instr, ExprOp op) {
   const bool test = (op >= ExprOp::kEq && op <= ExprOp::kGe) || op == ExprOp::kIsFinite;
-  if (IsArgReduction(op)) return static_cast<DType>(instr.aux);
+  if (IsArgReduce(op)) return static_cast<DType>(instr.aux);
   return test ? DType::kPred : instr.dtype;
 }
 
@@ -233,10 +233,6 @@ std::string ValueText(const ExprInstr& instr, ExprOp op, const NamedRegisters& r
   const std::string value = Call(function, arguments);
   const bool exact = op == ExprOp::kSelect || ResultType(instr, op) == DType::kPred;
   return exact ? value : Rounded(instr.dtype, value);
-}
-
-bool IsArgReduction(ExprOp op) {
-  return op == ExprOp::kReduceArgmax || op == ExprOp::kReduceArgmin;
 }
 
 const char* CombinerText(ExprOp op) {

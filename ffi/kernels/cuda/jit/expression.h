@@ -31,7 +31,6 @@ DType ResultType(const ExprInstr& instr, ExprOp op);
 
 // Reductions. The struct of the prelude that combines two values, and what leaves the other as it
 // is (not of argmax and argmin).
-bool IsArgReduction(ExprOp op);
 const char* CombinerText(ExprOp op);
 std::string IdentityText(ExprOp op, DType t);
 

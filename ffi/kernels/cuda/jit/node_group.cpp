@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "ffi/core/expr.h"
@@ -31,8 +30,7 @@ bool IsSmallSetRows(const Node& node) {
   if (!IsWithin(rows.num_elements(), kMaxElements) || !IsWithin(rows.shape[0], kMaxSlices)) {
     return false;
   }
-  IndexParams params;
-  std::memcpy(static_cast<void*>(&params), node.params.data(), sizeof params);
+  const IndexParams params = IndexParamsOf(node);
   return rows.shape[0] == 1 ||
          std::all_of(params.dim, params.dim + params.num_components, [&](uint8_t dim) {
            const int64_t extent = rows.shape[dim + 1];
@@ -63,9 +61,7 @@ Touched TouchedBy(const ResolvedNode& at) {
   for (size_t s = at.node->op == Op::kSetRows ? 1 : 0; s < at.srcs.size(); ++s) {
     touched.reads.push_back(RangeOf(at.node->srcs[s], at.srcs[s]));
   }
-  for (size_t o = 0; o < at.outs.size(); ++o) {
-    touched.writes.push_back(RangeOf(at.node->outs[o], at.outs[o]));
-  }
+  touched.writes = WrittenBy(at);
   return touched;
 }
 bool Meets(const std::vector<MemoryRange>& a, const std::vector<MemoryRange>& b) {

@@ -609,7 +609,7 @@ class Generator {
     for (int i = section.begin; i < section.end; ++i) {
       if (!IsReduction(i)) continue;
       const DType t = p_.instrs[i].dtype;
-      if (IsArgReduction(OpOf(i))) {
+      if (IsArgReduce(OpOf(i))) {
         Line("Best<%s> r%d; r%d.value = 0; r%d.where = ~0u;", RegisterType(t), i, i, i);
         continue;
       }
@@ -624,7 +624,7 @@ class Generator {
     const NamedValue& a = registers_[in.a];
     if (!SameRegister(a.dtype, in.dtype)) return false;
     const std::string on = tile.on.empty() ? "" : "(" + tile.on + ")";
-    if (IsArgReduction(OpOf(i))) {
+    if (IsArgReduce(OpOf(i))) {
       Line("if (%s%s(r%d.where == ~0u || takes_over<%s>(%s, r%d.value))) {", on.c_str(),
            on.empty() ? "" : " && ", i, OpOf(i) == ExprOp::kReduceArgmax ? "true" : "false",
            a.name.c_str(), i);
@@ -652,7 +652,7 @@ class Generator {
     const auto for_each = [&](auto&& f) {
       for (const int i : all) {
         const char* type = RegisterType(p_.instrs[i].dtype);
-        f(i, IsArgReduction(OpOf(i)), type, CombinerText(OpOf(i)));
+        f(i, IsArgReduce(OpOf(i)), type, CombinerText(OpOf(i)));
       }
     };
     const uint32_t n = std::min(shape.groups * shape.vector, kAccumulators);
@@ -702,7 +702,7 @@ class Generator {
     for (const int i : all) {
       const ExprInstr& in = p_.instrs[i];
       const DType type = ResultType(in, OpOf(i));
-      const std::string value = IsArgReduction(OpOf(i)) ? "r" + Str(i) + ".where" : "r" + Str(i);
+      const std::string value = IsArgReduce(OpOf(i)) ? "r" + Str(i) + ".where" : "r" + Str(i);
       Line("const %s v%d = %s;", RegisterType(type), i, IndexText(type, value).c_str());
       registers_[in.dst] = {"v" + Str(i), type};
     }
