@@ -16,6 +16,8 @@ struct Attention {
 
   DType raw() const { return scores.srcs[params.raw_source].dtype; }
   DType masked() const { return scores.outs[0].dtype; }
+  // The node's source that source `i` of the program is; it is not the raw score.
+  int SourceOf(int i) const { return 3 + i - (i > params.raw_source); }
   // Is anything computed in f64?
   bool in_double(const Node& node) const;
 };

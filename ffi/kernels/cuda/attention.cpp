@@ -59,9 +59,8 @@ Status PrepareAttention(const ResolvedNode& resolved, Attention attention,
   args.wide = PrepareInstructions(attention.program, &program) || args.in_double;
   const auto& sources = attention.scores.srcs;
   for (size_t i = 0; i < sources.size(); ++i) {
-    const size_t raw = attention.params.raw_source;
-    if (i == raw) continue;
-    program.srcs[i] = resolved.srcs[3 + i - (i > raw)];
+    if (i == attention.params.raw_source) continue;
+    program.srcs[i] = resolved.srcs[attention.SourceOf(static_cast<int>(i))];
     ByteStrides(sources[i], program.src_strides[i]);
   }
   std::copy_n(attention.program.indices, attention.program.num_indices, program.indices);
@@ -129,6 +128,12 @@ bool StoresVectors(const AttentionArgs& args) {
          args.out_strides[2] % 8 == 0;
 }
 
+bool BoundIsPosition(const AttentionArgs& args) {
+  return args.bound != nullptr && args.bound == args.position &&
+         args.bound_dtype == args.form.position_dtype &&
+         std::equal(args.bound_strides, args.bound_strides + 3, args.position_strides);
+}
+
 bool FitsStreamKernel(const AttentionArgs& args) {
   constexpr int64_t kMaxRow = 256;
   const int64_t item = static_cast<int64_t>(SizeOf(args.k_dtype));
@@ -153,10 +158,9 @@ Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool 
   if (args.b0 == 0 || args.b1 == 0 || args.g == 0 || args.e == 0) return Status::Ok();
   const bool streams = args.s > 0 && FitsStreamKernel(args);
   if (streams && clusters && FitsDecodeKernel(args)) {
-    const int source = args.form.position, raw = attention.params.raw_source;
-    const int position = source < 0 ? -1 : 3 + source - (source > raw);
     const Workspace workspace = WorkspaceOf(resolved);
-    LaunchAttentionDecode(args, workspace, FindEarlyCache(nodes, first, attention, position),
+    LaunchAttentionDecode(args, workspace,
+                          FindEarlyCache(nodes, first, attention, args.form.position),
                           SplitForDecode(args, workspace), launches);
     return Status::Ok();
   }

@@ -76,6 +76,8 @@ void LaunchAttentionCombine(const AttentionArgs& args, const Workspace& workspac
                             Launches* launches);
 // Can 4 outputs be stored at once?
 bool StoresVectors(const AttentionArgs& args);
+// Is what bounds the scores that are seen the position that masks them, too?
+bool BoundIsPosition(const AttentionArgs& args);
 
 // Keys contiguous along d, values along e, both of one dtype (bf16, f16 or f32), rows at multiples
 // of 16 bytes: streamed, split over the blocks of a cluster where `clusters` says so.

@@ -391,10 +391,7 @@ void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace
   plan.splits = split.blocks;
   plan.heads = std::min(args.g, kHeads);
   plan.pieces = static_cast<int32_t>(CeilDiv(args.g, kHeads));
-  plan.bound_is_position =
-      args.bound != nullptr && args.bound == args.position &&
-      args.bound_dtype == args.form.position_dtype &&
-      std::equal(args.bound_strides, args.bound_strides + 3, args.position_strides);
+  plan.bound_is_position = BoundIsPosition(args);
   plan.vectors_out = StoresVectors(args);
   plan.skips = args.form.window != ScoreForm::kNoWindow && HiddenWeighsNothing(args.form);
 

@@ -112,8 +112,8 @@ EarlyCache FindEarlyCache(const std::vector<ResolvedNode>& nodes, size_t first,
   EarlyCache early;
   const Finder finder(nodes, first);
   const uint8_t bound = attention.params.bound_source;
-  early.position =
-      (position < 0 || finder.Constant(position)) && (bound == 0xff || finder.Constant(bound));
+  early.position = (position < 0 || finder.Constant(attention.SourceOf(position))) &&
+                   (bound == 0xff || finder.Constant(bound));
   // In a region other branches run meanwhile, and may use memory that only looks free from here.
   if (!early.position || nodes[first].node->region != 0) return early;
   RewrittenRows keys, values;

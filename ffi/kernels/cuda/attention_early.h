@@ -28,8 +28,8 @@ struct EarlyCache {
   uint8_t reserved[6] = {};
 };
 
-// Of nodes[first], an ATTENTION. `position`: the node's source that the known form reads; negative
-// if there is none.
+// Of nodes[first], an ATTENTION. `position`: the program's source that the known form reads as one;
+// negative if there is none.
 EarlyCache FindEarlyCache(const std::vector<ResolvedNode>& nodes, size_t first,
                           const Attention& attention, int position);
 

@@ -69,10 +69,9 @@ class CudaEmitterImpl final : public Emitter {
 
   Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
               std::vector<Launch>* launches, size_t* covered) const override {
-    *covered = 0;
     const size_t before = launches->size();
     const Node& node = *nodes[first].node;
-    JAXGRAPH_RETURN_IF_ERROR(EmitStreamed(nodes, first, fusion, launches, covered));
+    *covered = EmitStreamed(nodes, first, fusion, launches);
     if (*covered == 0) *covered = EmitCompiled(nodes, first, fusion, launches);
     if (*covered == 0) {
       *covered = 1;
@@ -100,14 +99,12 @@ class CudaEmitterImpl final : public Emitter {
   }
 
  private:
-  // What Hopper's kernels cover: whole layers, or products and what stands around them.
-  Status EmitStreamed(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
-                      std::vector<Launch>* launches, size_t* covered) const {
-    *covered = 0;
-    if (!clusters_) return Status::Ok();
-    if (fusion) JAXGRAPH_RETURN_IF_ERROR(EmitLayers(nodes, first, launches, covered));
-    if (*covered > 0) return Status::Ok();
-    return EmitStreamGroup(nodes, first, fusion, launches, covered);
+  // How many nodes Hopper's kernels cover: whole layers, or products and what stands around them.
+  size_t EmitStreamed(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                      std::vector<Launch>* launches) const {
+    if (!clusters_) return 0;
+    const size_t covered = fusion ? EmitLayers(nodes, first, launches) : 0;
+    return covered > 0 ? covered : EmitStreamGroup(nodes, first, fusion, launches);
   }
 
   // Appends the launch of a kernel that was compiled for nodes[first..), if there is one, and
@@ -124,9 +121,7 @@ class CudaEmitterImpl final : public Emitter {
     std::vector<size_t> alone;
     std::vector<Launch> unused;
     for (size_t n = first; n < nodes.size();) {
-      size_t covered = 0;
-      // A group that cannot be emitted will say so when its turn comes.
-      if (!EmitStreamed(nodes, n, fusion, &unused, &covered).ok()) covered = 0;
+      const size_t covered = EmitStreamed(nodes, n, fusion, &unused);
       if (covered == 0) alone.push_back(n);
       n += std::max<size_t>(covered, 1);
     }

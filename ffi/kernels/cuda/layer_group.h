@@ -9,7 +9,7 @@
 namespace jaxgraph {
 
 // Appends the launches for nodes[first..) if a whole layer, or several one after the other, start
-// there, and sets *covered to the number of their nodes; else 0. A layer of one row is
+// there, and gives the number of their nodes; else 0. A layer of one row is
 //   ROW: an RMS norm, of the sum of the layer before it     MATMUL: query, key and value
 //   EXPR: rotation of the query and of the key              SET_ROWS: both into the cache
 //   ATTENTION over it                                       MATMUL: the output
@@ -17,7 +17,6 @@ namespace jaxgraph {
 //   EXPR: silu of the one times the other                   MATMUL: down
 // Only what is left for the nodes behind is stored: the cache, the last layer's row so far and its
 // down product. So nothing else that the layers would write may be read by anybody.
-Status EmitLayers(const std::vector<ResolvedNode>& nodes, size_t first, Launches* launches,
-                  size_t* covered);
+size_t EmitLayers(const std::vector<ResolvedNode>& nodes, size_t first, Launches* launches);
 
 }  // namespace jaxgraph

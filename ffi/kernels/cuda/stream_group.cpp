@@ -179,9 +179,8 @@ bool TakesActivation(const ResolvedNode& at, DType dtype, StreamParams* p) {
 
 }  // namespace
 
-Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
-                       Launches* launches, size_t* covered) {
-  *covered = 0;
+size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                       Launches* launches) {
   StreamParams params = {};
   Footprint footprint;
   // May the node be in one kernel with the first?
@@ -192,20 +191,20 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   size_t next = first;
   if (nodes[first].node->op == Op::kRow) {
     if (!fusion || !stands_by(first + 1) || nodes[first + 1].node->op != Op::kMatmul) {
-      return Status::Ok();
+      return 0;
     }
-    if (!TakesNorm(nodes[first], &params) || !footprint.Add(nodes[first], 0)) return Status::Ok();
+    if (!TakesNorm(nodes[first], &params) || !footprint.Add(nodes[first], 0)) return 0;
     ++next;
   }
 
   Streamed leader;
-  if (!IsStreamed(nodes[next], &leader)) return Status::Ok();
+  if (!IsStreamed(nodes[next], &leader)) return 0;
   const MatmulParams& product = leader.product;
   if (params.has_norm) {
     const bool reads_norm = product.a == params.norm && product.m == params.m &&
                             product.k == params.k &&
                             (product.m == 1 || product.a_m == params.norm_m);
-    if (!reads_norm) return Status::Ok();
+    if (!reads_norm) return 0;
   } else {
     params.row = product.a;
     params.row_m = product.a_m;
@@ -221,7 +220,7 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   };
   AddProduct(leader, &params);
   if (!fits(params) || !footprint.Add(nodes[next], inner(nodes[next], product))) {
-    return Status::Ok();
+    return 0;
   }
   ++next;
 
@@ -249,8 +248,7 @@ Status EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   }
   LaunchStream(params, product.b_dtype, leader.along_k, DefaultTuning(params, leader.along_k),
                launches);
-  *covered = next - first;
-  return Status::Ok();
+  return next - first;
 }
 
 }  // namespace jaxgraph

@@ -73,7 +73,7 @@ class Step : public ::testing::Test {
     }
     resolved.back().constant_srcs = constant_;
     index_ = memory_ + 512;
-    return FindEarlyCache(resolved, nodes_.size() - 1, decoded_, 3);
+    return FindEarlyCache(resolved, nodes_.size() - 1, decoded_, 1);
   }
   char* At(const TensorRef& t) { return memory_ + 4096 * t.base + t.offset; }
 
