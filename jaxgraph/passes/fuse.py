@@ -20,7 +20,8 @@ from jaxgraph.frontend.elementwise import TRANSCENDENTAL
 from jaxgraph.graph import views
 from jaxgraph.graph.ir import Graph, Node, Tensor
 from jaxgraph.graph.layout import Layout, contiguous
-from jaxgraph.passes.cluster import Cluster, Fit, Misfit, Sink
+from jaxgraph.passes.alike import Kernels
+from jaxgraph.passes.cluster import Fit, Misfit, Sink
 from jaxgraph.passes.visible import bound_of
 
 # Operations on top of each other in one expression; a program holds 112 instructions.
@@ -61,7 +62,9 @@ class _Fuser:
         self.consumers = graph.consumers()
         self.stored: set[int] = set()
         self.own_layouts: dict[int, Layout] = {}
+        self.layouts: dict[tuple[int, int], Layout] = {}
         self.inner: dict[int, Fit] = {}
+        self.kernels = Kernels()
         for node in self.nodes:
             if not node.out.is_view and not node.out.is_virtual:
                 self.stored.add(node.out.id)
@@ -78,7 +81,7 @@ class _Fuser:
             fits, misfits = [], set()
             for sink in self.sinks():
                 try:
-                    fits.append(Cluster(self, (sink,)).build())
+                    fits.append(self.kernels.build(self, (sink,)))
                 except Misfit as misfit:
                     misfits |= misfit.tensors
             for node in self.nodes:
@@ -100,7 +103,7 @@ class _Fuser:
         """The expression from a raw score to what the softmax is taken of."""
         masked = attention.inputs[3]
         sink = Sink(masked, attention.out, contiguous(masked.shape))
-        return Cluster(self, (sink,), inner=True).build()
+        return self.kernels.build(self, (sink,), inner=True)
 
     def operands(self, node: Node) -> Sequence[Tensor]:
         """What a node that is no cluster reads from memory."""
@@ -124,7 +127,7 @@ class _Fuser:
                 unread = {s.storage.id for s in fit.sinks} - {s.storage.id for s in sinks}
                 self.stored -= unread
                 try:
-                    fit = Cluster(self, sinks).build()
+                    fit = self.kernels.build(self, sinks)
                 except Misfit:  # the kernel itself needs the store, to read it in another type, say
                     self.stored |= unread
             kept.append(fit)
@@ -159,11 +162,13 @@ class _Fuser:
         while base.id not in self.stored:
             path.append(base.node)
             base = base.node.inputs[0]
-        layout, failed = views.apply_path(path, self.own_layout(base))
-        if layout is None:
-            assert failed is not None
-            raise Misfit({failed.inputs[0].id})
-        return base, layout
+        if (tensor.id, base.id) not in self.layouts:
+            layout, failed = views.apply_path(path, self.own_layout(base))
+            if layout is None:
+                assert failed is not None
+                raise Misfit({failed.inputs[0].id})
+            self.layouts[tensor.id, base.id] = layout
+        return base, self.layouts[tensor.id, base.id]
 
     def own_layout(self, tensor: Tensor) -> Layout:
         """How a stored tensor lies in its buffer: row-major, but an update lies as its array does.
@@ -280,7 +285,7 @@ class _Merger:
                 continue
             try:
                 sinks = (*self.fits[a].sinks, *self.fits[b].sinks)
-                joined = Cluster(self.fuser, sinks).build()
+                joined = self.fuser.kernels.build(self.fuser, sinks)
             except Misfit:
                 continue
             self.fits[b] = joined
