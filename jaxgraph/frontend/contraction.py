@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -77,7 +78,7 @@ class _Side:
     batch: tuple[int, ...]
     contracted: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def free(self) -> tuple[int, ...]:
         bound = (*self.batch, *self.contracted)
         return tuple(d for d in range(len(self.x.shape)) if d not in bound)

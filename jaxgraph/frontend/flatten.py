@@ -51,7 +51,7 @@ class Value:
         self.known = known
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class FlatEqn:
     """One primitive applied to values; ``source`` is the line in the user's code."""
 
@@ -98,9 +98,28 @@ def flatten(closed_jaxpr: Any, max_unroll: int) -> FlatStep:
     return _Flattener(max_unroll).run(closed_jaxpr)
 
 
+class _Once:
+    """A function that is computed once for each object, however often a body is inlined.
+
+    It keeps the objects, so that no other takes on the id of one.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self._function = function
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, of: Any) -> Any:
+        known = self._known.get(id(of))
+        if known is None:
+            known = self._known[id(of)] = (of, self._function(of))
+        return known[1]
+
+
 class _Flattener:
     def __init__(self, max_unroll: int):
         self.max_unroll = max_unroll
+        self.source_of = _Once(_source)
+        self.number = _Once(_literal)
         self.eqns: list[FlatEqn] = []
         self.consts: dict[int, tuple[Value, Any]] = {}
         self.packs = PackFinder(Value)
@@ -115,6 +134,8 @@ class _Flattener:
 
     def settle_packs(self, outputs: Sequence[Value]) -> list[Pack]:
         """The packs; what is left of their equations is made of others."""
+        if self.packs.is_empty:
+            return []
         wanted = {id(v) for v in outputs}
         read = {id(v) for e in needed_eqns(self.eqns, wanted) for v in e.inputs}
         packs, gone = self.packs.settle(wanted, read)
@@ -147,7 +168,7 @@ class _Flattener:
 
         def read(atom: Any) -> Value:
             if isinstance(atom, jex_core.Literal):
-                return Value(atom.aval, np.asarray(atom.val, dtype=atom.aval.dtype))
+                return self.number(atom) if atom.aval.size == 1 else _literal(atom)
             return env[atom]
 
         for eqn in jaxpr.eqns:
@@ -159,7 +180,7 @@ class _Flattener:
     def equation(self, eqn: Any, inputs: list[Value], source: str) -> list[Value]:
         name = eqn.primitive.name
         # Equations of library code traced earlier know no line of the user; their caller does.
-        source = _source(eqn) or source
+        source = self.source_of(eqn.source_info) or source
         if name == "jaxgraph_unpack":
             avals = [v.aval for v in eqn.outvars]
             leaves = self.packs.unpacked(inputs[0], eqn.params["spec"], avals)
@@ -292,9 +313,13 @@ def _open(body: Any) -> tuple[Any, Sequence[Any]]:
     return body, ()
 
 
-def _source(eqn: Any) -> str:
+def _literal(atom: Any) -> Value:
+    return Value(atom.aval, np.asarray(atom.val, dtype=atom.aval.dtype))
+
+
+def _source(source_info: Any) -> str:
     try:
-        return source_info_util.summarize(eqn.source_info)
+        return source_info_util.summarize(source_info)
     except Exception:  # a line number is a courtesy; its absence must not stop the plan
         return ""
 
@@ -314,8 +339,11 @@ def _small_known(array: Any) -> np.ndarray | None:
 
 def _fold(eqn: Any, inputs: Sequence[Value]) -> list[np.ndarray | None]:
     unknown: list[np.ndarray | None] = [None] * len(eqn.outvars)
+    for value in inputs:
+        if value.known is None:
+            return unknown
     fold = _FOLDABLE.get(eqn.primitive.name)
-    if fold is None or any(v.known is None for v in inputs):
+    if fold is None:
         return unknown
     for var in eqn.outvars:
         kind = getattr(var.aval.dtype, "kind", "")

@@ -76,15 +76,18 @@ def build_graph(
     """
     graph = Graph()
     env: dict[int, Tensor] = {}
+    constants: dict[int, Tensor] = {}
     for value in inputs:
         env[id(value)] = graph.add_input(
             value.aval.shape, value.aval.dtype, labels.get(id(value), "")
         )
 
     def read(value: Value) -> Tensor:
-        if value.known is not None and value.aval.size == 1:
-            return _constant(graph, value)
-        return env[id(value)]
+        if value.known is None or value.aval.size != 1:
+            return env[id(value)]
+        if id(value) not in constants:
+            constants[id(value)] = _constant(graph, value)
+        return constants[id(value)]
 
     for eqn in eqns:
         label = f"{eqn.primitive.name}@{eqn.source}"

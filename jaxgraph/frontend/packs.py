@@ -101,6 +101,11 @@ class PackFinder:
         self._packs: dict[int, Pack] = {}  # by id of the buffer
         self._made_by: dict[int, Any] = {}  # id of a buffer -> the `repack` equation
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no packed tree has been met."""
+        return not self._packs and not self._made_by
+
     def give(self, value: Any) -> None:
         """An argument of the step, or an array that it closes over."""
         self._given.add(id(value))

@@ -49,6 +49,7 @@ class _Step:
     """A run of neighbouring units that one kernel may cover."""
 
     units: list[Unit]
+    sources: set[int] = dataclasses.field(default_factory=set)  # steps that it waits for itself
     before: int = 0  # bit sets over steps: all that must come before, all that must come after
     after: int = 0
 
@@ -107,8 +108,9 @@ def _steps(order: Sequence[Unit], before: Mapping[Unit, set[Unit]]) -> list[_Ste
     runs = fusion_runs(order)
     for i, unit in enumerate(order):
         waits = 0
-        for source in before[unit]:
-            waits |= 1 << number[source] | steps[number[source]].before
+        sources = {number[source] for source in before[unit]}
+        for source in sources:
+            waits |= 1 << source | steps[source].before
         known = 1 << len(steps) - 1 | steps[-1].before if steps else 0
         # The sum of all branches may stand behind the last branch's product, but is no part of it.
         late = unit.op == un.EXPR and waits & ~known
@@ -116,11 +118,12 @@ def _steps(order: Sequence[Unit], before: Mapping[Unit, set[Unit]]) -> list[_Ste
             steps.append(_Step([]))
         here = len(steps) - 1
         steps[here].units.append(unit)
+        steps[here].sources |= sources - {here}
         steps[here].before |= waits & ~(1 << here)
         number[unit] = here
     for i in reversed(range(len(steps))):
-        for j in _bits(steps[i].before):
-            steps[j].after |= 1 << i
+        for j in steps[i].sources:
+            steps[j].after |= 1 << i | steps[i].after
     return steps
 
 

@@ -62,7 +62,9 @@ def order_units(units: Sequence[Unit], before: Mapping[Unit, set[Unit]]) -> list
         _, _, unit = heapq.heappop(ready)
         if unit in done:
             continue
-        siblings = [u for _, _, u in sorted(ready) if u not in done and _same_row(unit, u)]
+        siblings = []
+        if unit.op == un.MATMUL:
+            siblings = [u for _, _, u in sorted(ready) if u not in done and _same_row(unit, u)]
         for one in (unit, *siblings):
             take(one)
     assert len(order) == len(units), "the units' dependencies have a cycle"

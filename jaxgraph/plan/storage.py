@@ -125,18 +125,20 @@ class _Planner:
     # Updates in place.
 
     def choose_in_place(self) -> None:
-        outputs = {self.layout_of(t)[0].id for t in self.graph.outputs}
+        shown: dict[int, list[int]] = {}  # tensor id -> the results that are views of it
+        for j, tensor in enumerate(self.graph.outputs):
+            shown.setdefault(self.layout_of(tensor)[0].id, []).append(j)
         updates = [u for u in self.units if u.op == un.SET_ROWS]
         reasons: dict[Unit, str] = {}
         for unit in updates:
-            reason = self.why_copy(unit, outputs)
+            reason = self.why_copy(unit, shown)
             if reason is None:
                 self.overwrites[unit.dest.id] = unit
             else:
                 reasons[unit] = reason
         for tensor in self.graph.inputs:
             first = self.overwrites.get(tensor.id)
-            if first is not None and not self.alias_with_result(tensor, first):
+            if first is not None and not self.alias_with_result(tensor, first, shown):
                 del self.overwrites[tensor.id]
                 reasons[first] = "its new value is not returned in a result of the same type"
         for unit, reason in reasons.items():
@@ -161,7 +163,7 @@ class _Planner:
                     if any(self.ranks[r] > self.ranks[unit] for r in readers):
                         self.ranks = {}
 
-    def why_copy(self, unit: Unit, outputs: set[int]) -> str | None:
+    def why_copy(self, unit: Unit, shown: Mapping[int, list[int]]) -> str | None:
         dest = unit.dest
         assert dest is not None
         node_dest = self.graph.nodes[unit.outs[0].tensor.id].inputs[0]
@@ -172,25 +174,28 @@ class _Planner:
             return "its array is seen in another type"
         if any(r.tensor is dest for r in unit.srcs[1:]):
             return "it is updated from its own old value"
-        if dest.id in outputs:
+        if dest.id in shown:
             return "its old value is returned"
         if dest.id in self.overwrites:
             return "its old value is updated twice"
         return None
 
-    def alias_with_result(self, operand: Tensor, unit: Unit) -> bool:
+    def alias_with_result(
+        self, operand: Tensor, unit: Unit, shown: Mapping[int, list[int]]
+    ) -> bool:
         """Binds an operand to the result that is the last version of its chain of updates."""
         last = unit.outs[0].tensor
         while last.id in self.overwrites:
             last = self.overwrites[last.id].outs[0].tensor
         index = operand.node.attrs["index"]
-        for j, tensor in enumerate(self.graph.outputs):
+        for j in shown.get(last.id, ()):
             if self.packed[index] != j if index in self.packed else j in self.packed.values():
                 continue
-            base, layout = self.layout_of(tensor)
+            tensor = self.graph.outputs[j]
+            _, layout = self.layout_of(tensor)
             same = (tensor.shape, tensor.dtype) == (operand.shape, operand.dtype)
             whole = layout.is_contiguous and layout.offset == 0
-            if base is last and same and whole and j not in self.aliases.values():
+            if same and whole and j not in self.aliases.values():
                 self.aliases[index] = j
                 return True
         return False
