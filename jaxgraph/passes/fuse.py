@@ -13,7 +13,9 @@ no cycle, into one with several stores.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 
 from jaxgraph.errors import PlanError
 from jaxgraph.frontend.elementwise import TRANSCENDENTAL
@@ -273,15 +275,19 @@ class _Merger:
     def __init__(self, fuser: _Fuser, fits: Sequence[Fit]):
         self.fuser = fuser
         self.fits: dict[int, Fit] = dict(enumerate(fits))
-        self.unit_of: dict[tuple[int, int], int] = {}  # storage piece -> who writes it
+        self.rank: dict[int, int] = {}  # an order in which the units may run
 
     def run(self) -> list[Fit]:
         units = self._units()
+        order = TopologicalSorter(units).static_order()
+        self.rank.update({unit: i for i, unit in enumerate(order)})
         for a, b in self._candidates():
             a, b = self._find(a), self._find(b)
             if a == b or a not in self.fits or b not in self.fits:
                 continue
-            if self._on_a_detour(units, a, b) or self._on_a_detour(units, b, a):
+            first, last = sorted((a, b), key=self.rank.__getitem__)
+            between = self._between(units, last, first)
+            if first in between:  # through some third unit: then one kernel cannot be both
                 continue
             try:
                 sinks = (*self.fits[a].sinks, *self.fits[b].sinks)
@@ -291,6 +297,7 @@ class _Merger:
             self.fits[b] = joined
             del self.fits[a]
             self.parent[a] = b
+            self._rank_as_one(first, last, b, between)
             self._redirect(units, a, b)
         return list(self.fits.values())
 
@@ -345,18 +352,28 @@ class _Merger:
         x, y = self.fits[a], self.fits[b]
         return x.space == y.space or x.space[:-1] == y.space or x.space == y.space[:-1]
 
-    def _on_a_detour(self, reads: dict[int, set[int]], a: int, b: int) -> bool:
-        """Does b depend on a through some third unit? Then one kernel cannot be both."""
+    def _between(self, edges: Mapping[int, set[int]], start: int, end: int) -> set[int]:
+        """What can be reached from ``start`` and ranks no further than ``end``.
+
+        ``end`` itself only through some third unit, ``start`` never.
+        """
+        far, near = self.rank[end], self.rank[start]
+        low, high = min(far, near), max(far, near)
         seen: set[int] = set()
-        stack = [u for u in reads[b] if u != a]
+        stack = [u for u in edges.get(start, ()) if u not in (start, end)]
         while stack:
             unit = stack.pop()
-            if unit == a:
-                return True
-            if unit not in seen:
+            if unit not in seen and low <= self.rank[unit] <= high:
                 seen.add(unit)
-                stack.extend(reads[unit])
-        return False
+                stack.extend(edges.get(unit, ()))
+        return seen
+
+    def _rank_as_one(self, first: int, last: int, joined: int, before: set[int]) -> None:
+        """Ranks two units as one: behind what the last, before what the first is needed for."""
+        after = self._between(self.readers, first, last)
+        ranks = sorted(self.rank[u] for u in (first, last, *before, *after))
+        now = (sorted(us, key=self.rank.__getitem__) for us in (before, (joined,), after))
+        self.rank.update(zip(itertools.chain(*now), ranks, strict=False))  # one is left over
 
     def _redirect(self, reads: dict[int, set[int]], a: int, b: int) -> None:
         sources = reads.pop(a)

@@ -4,13 +4,14 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from jaxgraph.frontend.flatten import flatten
 from jaxgraph.frontend.lowering import build_graph
 from jaxgraph.passes.concat import push_through_concat
-from jaxgraph.passes.fuse import FusedGraph, fuse
+from jaxgraph.passes.fuse import FusedGraph, _Merger, fuse
 from jaxgraph.passes.in_place import chain_stacked_updates
 from jaxgraph.passes.splits import cut
 
@@ -125,6 +126,50 @@ def test_merging_makes_no_cycle():
 
     result = fused(fun, X)
     assert kernels(result) == {"expr": 1, "matmul": 1, "row": 1}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merging_keeps_units_in_order(seed, monkeypatch):
+    """What lies between two units is looked for in a part of the order alone."""
+    rng = np.random.default_rng(seed)
+    choices: Counter[bool] = Counter()
+
+    def depends_through_another(reads, a, b):
+        seen, stack = set(), [u for u in reads[b] if u != a]
+        while stack:
+            unit = stack.pop()
+            if unit not in seen:
+                seen.add(unit)
+                stack += reads[unit]
+        return a in seen
+
+    class Checked(_Merger):
+        def _between(self, edges, start, end):
+            found = super()._between(edges, start, end)
+            if edges is not self.readers:  # asked whether the two may merge
+                on_a_detour = any(
+                    depends_through_another(edges, *pair) for pair in ((start, end), (end, start))
+                )
+                assert (end in found) == on_a_detour
+                choices[on_a_detour] += 1
+            return found
+
+        def _redirect(self, reads, a, b):
+            super()._redirect(reads, a, b)
+            assert all(self.rank[s] < self.rank[u] for u, sources in reads.items() for s in sources)
+
+    def fun(x):
+        made = [x, x @ W]
+        for _ in range(80):
+            a, b = (made[i] for i in rng.integers(max(0, len(made) - 6), len(made), 2))
+            made.append([a + b, jnp.sin(a) * b, rms_norm(a) - b, a @ W, a.T @ b][rng.integers(5)])
+            made[-1] = made[-1] if made[-1].shape == x.shape else made[-1][: x.shape[0]]
+        return made[-3:]
+
+    monkeypatch.setattr("jaxgraph.passes.fuse._Merger", Checked)
+    fused(fun, X)
+    assert choices[False] > 0
+    assert choices[True] > 0
 
 
 def test_kernels_that_merge_twice():
