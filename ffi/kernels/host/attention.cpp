@@ -16,23 +16,12 @@
 #include "ffi/kernels/host/expr_elements.h"
 #include "ffi/kernels/host/float_convert.h"
 #include "ffi/kernels/host/loops.h"
+#include "ffi/kernels/host/operand.h"
 #include "ffi/kernels/host/ops.h"
 #include "ffi/kernels/host/parallel.h"
 
 namespace jaxgraph {
 namespace {
-
-struct Operand {
-  char* address;
-  int64_t strides[4];  // elements
-  DType dtype;
-  uint8_t reserved[7];
-
-  char* At(int64_t b0, int64_t b1, int64_t i, int64_t j) const {
-    const int64_t element = b0 * strides[0] + b1 * strides[1] + i * strides[2] + j * strides[3];
-    return address + element * static_cast<int64_t>(SizeOf(dtype));
-  }
-};
 
 struct Header {
   Operand out, q, k, v;
@@ -56,49 +45,6 @@ constexpr int64_t kTile = 64;               // positions; a multiple of every lo
 constexpr int64_t kGroup = kMaxMatmulRows;  // queries that share the reads
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// ---- elements of any float type, one at a time ----
-
-template <typename Real>
-Real ReadFloat(DType t, const char* src) {
-  switch (t) {
-    case DType::kF16: {
-      F16 v;
-      std::memcpy(&v, src, sizeof v);
-      return ToFloat(v);
-    }
-    case DType::kBF16: {
-      BF16 v;
-      std::memcpy(&v, src, sizeof v);
-      return ToFloat(v);
-    }
-    case DType::kF32: {
-      float v;
-      std::memcpy(&v, src, sizeof v);
-      return v;
-    }
-    default: {
-      double v;
-      std::memcpy(&v, src, sizeof v);
-      return static_cast<Real>(v);
-    }
-  }
-}
-
-template <typename Real>
-void WriteFloat(DType t, Real value, char* dst) {
-  const auto put = [dst](auto v) { std::memcpy(dst, &v, sizeof v); };
-  switch (t) {
-    case DType::kF16:
-      return put(ToF16(static_cast<float>(value)));
-    case DType::kBF16:
-      return put(ToBF16(static_cast<float>(value)));
-    case DType::kF32:
-      return put(static_cast<float>(value));
-    default:
-      return put(static_cast<double>(value));
-  }
-}
 
 int64_t ReadInteger(DType t, const char* src) {
   const auto get = [src](auto v) {
@@ -349,12 +295,6 @@ Status MakeLaunch(const Header& header, const std::string& expr, Launch* launch)
   launch->kernel = &kernel;
   launch->set_params(params);
   return Status::Ok();
-}
-
-Operand OperandOf(const TensorRef& t, const char* address) {
-  Operand o{const_cast<char*>(address), {}, t.dtype, {}};
-  std::copy_n(t.strides.begin(), 4, o.strides);
-  return o;
 }
 
 }  // namespace

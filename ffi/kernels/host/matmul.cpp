@@ -10,24 +10,13 @@
 
 #include "ffi/kernels/host/float_convert.h"
 #include "ffi/kernels/host/loops.h"
+#include "ffi/kernels/host/operand.h"
 #include "ffi/kernels/host/ops.h"
 #include "ffi/kernels/host/parallel.h"
 #include "ffi/kernels/host/slice_index.h"
 
 namespace jaxgraph {
 namespace {
-
-struct Operand {
-  char* address;
-  int64_t strides[4];  // elements
-  DType dtype;
-  uint8_t reserved[7];
-
-  char* At(int64_t b0, int64_t b1, int64_t i, int64_t j) const {
-    const int64_t element = b0 * strides[0] + b1 * strides[1] + i * strides[2] + j * strides[3];
-    return address + element * static_cast<int64_t>(SizeOf(dtype));
-  }
-};
 
 struct MatmulParams {
   Operand out, lhs, rhs;
@@ -244,31 +233,6 @@ void RunFloat(const MatmulParams& p, ParallelFor& pool) {
 
 // ---- f64, alone or with narrower types: accumulation in double ----
 
-double ReadDouble(DType t, const char* src) {
-  switch (t) {
-    case DType::kF16: {
-      F16 v;
-      std::memcpy(&v, src, sizeof v);
-      return ToFloat(v);
-    }
-    case DType::kBF16: {
-      BF16 v;
-      std::memcpy(&v, src, sizeof v);
-      return ToFloat(v);
-    }
-    case DType::kF32: {
-      float v;
-      std::memcpy(&v, src, sizeof v);
-      return v;
-    }
-    default: {
-      double v;
-      std::memcpy(&v, src, sizeof v);
-      return v;
-    }
-  }
-}
-
 void DoubleColumns(const MatmulParams& p, int64_t b0, int64_t b1, int64_t begin, int64_t end) {
   constexpr int64_t kBlock = 64;
   double w[kBlock];
@@ -278,9 +242,9 @@ void DoubleColumns(const MatmulParams& p, int64_t b0, int64_t b1, int64_t begin,
     std::fill_n(sums.get(), p.m * kBlock, 0.0);
     for (int64_t i = 0; i < p.k; ++i) {
       for (int64_t j = 0; j < cols; ++j)
-        w[j] = ReadDouble(p.rhs.dtype, p.Rhs(b0, b1, i, column + j));
+        w[j] = ReadFloat<double>(p.rhs.dtype, p.Rhs(b0, b1, i, column + j));
       for (int64_t m = 0; m < p.m; ++m) {
-        const double x = ReadDouble(p.lhs.dtype, p.lhs.At(b0, b1, m, i));
+        const double x = ReadFloat<double>(p.lhs.dtype, p.lhs.At(b0, b1, m, i));
         double* sum = &sums[m * kBlock];
         for (int64_t j = 0; j < cols; ++j) sum[j] += x * w[j];
       }
@@ -310,12 +274,6 @@ void Run(const void* params, ParallelFor& pool) {
 }
 
 const KernelInfo kMatmul = {"host_matmul", sizeof(MatmulParams), Run};
-
-Operand OperandOf(const TensorRef& t, const char* address) {
-  Operand o{const_cast<char*>(address), {}, t.dtype, {}};
-  std::copy_n(t.strides.begin(), 4, o.strides);
-  return o;
-}
 
 }  // namespace
 
