@@ -178,6 +178,8 @@ class _Border:
         self.inputs = list({id(v): v for v in (*cut.inputs, *replaced)}.values())
         self.operands = _each_once(self._home(v) for v in self.inputs)
         self.results = _each_once(self._home(v) for v in cut.outputs)
+        self._operand_numbers = {id(of): number for number, of in enumerate(self.operands)}
+        self._result_numbers = {id(of): number for number, of in enumerate(self.results)}
         numbers = {places.get(id(v)): j for j, v in enumerate(cut.outputs)}
         self.stored: dict[int, int | None] = {
             i: numbers.get(places[id(v)]) for i, v in enumerate(self.inputs) if id(v) in places
@@ -191,11 +193,12 @@ class _Border:
     def operand(self, i: int) -> tuple[int, int]:
         """In which operand an input of the graph lies, and from which byte on."""
         at = self._places.get(id(self.inputs[i]))
-        return self.operands.index(self._home(self.inputs[i])), 0 if at is None else at.spec.offset
+        number = self._operand_numbers[id(self._home(self.inputs[i]))]
+        return number, 0 if at is None else at.spec.offset
 
     def result(self, j: int) -> int:
         """Which result an output of the graph is, or lies in."""
-        return self.results.index(self._home(self._cut.outputs[j]))
+        return self._result_numbers[id(self._home(self._cut.outputs[j]))]
 
     def aliases(self, plan: StoragePlan) -> dict[int, int]:
         """Operand index -> result index."""
