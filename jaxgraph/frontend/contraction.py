@@ -38,12 +38,12 @@ _ALGORITHMS = {
 def why_not(eqn: FlatEqn) -> str | None:
     """Why this equation cannot be native, or None."""
     lhs, rhs = (v.aval.dtype for v in eqn.inputs)
-    kinds = (lhs, rhs, eqn.outputs[0].aval.dtype)
-    if all(dtypes.is_integer(t) for t in kinds):
+    dtype = eqn.outputs[0].aval.dtype
+    if all(dtypes.is_integer(t) for t in (lhs, rhs, dtype)):
         if _terms(eqn) > _MAX_INTEGER_TERMS:
             return "multiplies large matrices of integers"
-    elif not all(dtypes.is_float(t) for t in kinds):
-        return "multiplies matrices of booleans"
+    elif not dtypes.is_float(dtype) or not any(dtypes.is_float(t) for t in (lhs, rhs)):
+        return f"multiplies {lhs} by {rhs} to {dtype}"
     precision = eqn.params.get("precision")
     if precision is None or isinstance(precision, lax.Precision):
         return None
@@ -95,9 +95,13 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     """
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
     dtype = eqn.outputs[0].aval.dtype
-    exact = dtypes.is_integer(dtype)
-    wide = dtype if exact else jnp.promote_types(inputs[0].dtype, inputs[1].dtype)
-    lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in inputs)
+    # Integers and booleans beside floats become what the product is of, as in XLA.
+    lhs, rhs = (
+        t if dtypes.is_float(t.dtype) else elementwise.convert(graph, t, dtype, label)
+        for t in inputs
+    )
+    wide = jnp.promote_types(lhs.dtype, rhs.dtype)
+    lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in (lhs, rhs))
     return [_product(graph, _Side(lhs, lb, lc), _Side(rhs, rb, rc), dtype, label)]
 
 

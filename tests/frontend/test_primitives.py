@@ -194,6 +194,32 @@ def test_products_of_integers(dtype):
     check(lambda a, b: jnp.outer(a[0, 0], b[:, 0, 0]), a, b)
 
 
+@pytest.mark.parametrize("wide", [None, jnp.float32])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_products_of_integers_and_floats(dtype, wide):
+    """What is no float becomes what the product is of: 257 is 256 in bf16, and not in f32."""
+    preferred = {"preferred_element_type": wide}
+    numbers, rates = jnp.array([[0], [257], [-3], [2049], [16777217]]), specials(dtype)[0, :7]
+    check(lambda n, r: jnp.einsum("bt,k->btk", n, r, **preferred), numbers, rates)
+    check(lambda n, r: jnp.einsum("k,bt->kbt", r, n, **preferred), numbers % 255, rates)
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype != jnp.float32 else {"rtol": 1e-5, "atol": 1e-4}
+    x = jax.random.normal(jax.random.key(0), (3, 16), dtype)
+    weights = integers(jnp.int8, (16, 40)) // 16
+    check(lambda x, w: jnp.matmul(x, w, **preferred), x, weights, **near)
+    check(lambda x, w: jnp.einsum("bk,kn->nb", x, w > 0, **preferred), x, weights, **near)
+
+
+@pytest.mark.parametrize("of", [lambda x: x > 0, lambda x: x], ids=["booleans", "integers"])
+def test_products_of_no_floats_to_floats_stay_in_xla(of):
+    def product(a, b):
+        return jnp.matmul(of(a), of(b), preferred_element_type=jnp.float32)
+
+    a, b = integers(jnp.int8, (2, 16)), integers(jnp.int8, (16, 24), seed=1)
+    explanation = check(product, a, b, native=False, rtol=1e-6)
+    dtype = of(a).dtype
+    assert f"multiplies {dtype} by {dtype} to float32" in str(explanation)
+
+
 def test_large_products_of_integers_stay_in_xla():
     a = integers(jnp.int8, (40, 300))
     check(lambda a, b: a @ b, a, integers(jnp.int8, (300, 100)), native=False)
