@@ -1,61 +1,128 @@
-"""Recognises a stack of updated layers as updates of the stacked array itself.
+"""Recognises an array put together from its own updated parts as updates of the array itself.
 
 A scan over layers that takes a stacked cache as input and gives the stack of updated layers as
-output reads, once unrolled, ``concat([set_rows(cache[0], ..), set_rows(cache[1], ..), ..])``. The
-same value is ``set_rows(.. set_rows(cache, at layer 0 ..) .., at layer L-1 ..)``: a chain on one
-array, which storage planning can then do in place.
+output reads, once unrolled, ``concat([set_rows(cache[0], ..), set_rows(cache[1], ..), ..])``; a
+cache of keys and values in one array is taken apart and stacked again along two axes. The same
+value is ``set_rows(.. set_rows(cache, at layer 0 ..) .., at layer L-1 ..)``: a chain on one array,
+which storage planning can then do in place.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
 
 from jaxgraph.frontend.shaping import reshape, take
 from jaxgraph.graph.ir import Graph, Node, Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A tensor as ``whole[at]``.
+
+    Attributes:
+      whole: the array that it is a part of.
+      at: for dimensions of ``whole``, where in them it stands; 0 where they are of size one.
+      dims: for each dimension of the tensor the one of ``whole`` that it is; None: of size one.
+    """
+
+    whole: Tensor
+    at: dict[int, int]
+    dims: tuple[int | None, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        shape = self.whole.shape
+        expected = tuple(None if n == 1 else d for d, n in enumerate(shape))
+        return self.dims == expected and all(shape[d] == 1 for d in self.at)
+
+
 def chain_stacked_updates(graph: Graph) -> Graph:
     """A graph that computes the same, with stacks of updates turned into chains."""
-    updates: dict[int, tuple[Tensor, int]] = {}  # set_rows output id -> (stacked array, layer)
-    stacks: set[int] = set()
+    updates: dict[int, Part] = {}  # set_rows output id -> what it is of the stacked array
+    stacks: dict[int, Tensor] = {}  # concat output id -> the stacked array
     for node in graph.live_nodes():
-        if node.kind == "concat" and node.attrs["axis"] == 0:
+        if node.kind == "concat":
             found = _stack_of_updates(node)
             # One chain an array: a second stack of updates starts from the original again.
-            taken = {stack.id for stack, _ in updates.values()}
-            if found is not None and not taken & {stack.id for stack, _ in found.values()}:
-                stacks.add(node.out.id)
+            taken = {part.whole.id for part in updates.values()}
+            if found is not None and not taken & {part.whole.id for part in found.values()}:
                 updates.update(found)
+                stacks[node.out.id] = next(iter(found.values())).whole
     if not stacks:
         return graph
 
     new = Graph(rewrites=graph)
     mapped: dict[int, Tensor] = {}
     newest: dict[int, Tensor] = {}  # stacked array id -> its newest version
-    for node in graph.live_nodes():
+
+    def look_at(tensors: Sequence[Tensor]) -> None:
+        """Whatever else has been updated since, a part is the same in the newest version."""
+        for t in tensors:
+            if t.id in updates:
+                part = updates[t.id]
+                mapped[t.id] = _take_part(new, newest[part.whole.id], part, t, t.node.label)
+
+    for node in _updates_first(graph.live_nodes(), updates):
         out = node.out
         if out.id in updates:
             inputs = [mapped[t.id] for t in node.inputs]
-            stacked, layer = updates[out.id]
-            version = newest.get(stacked.id, mapped[stacked.id])
-            newest[stacked.id] = version = _update_layer(new, node, version, inputs, layer)
-            mapped[out.id] = reshape(
-                new, take(new, version, 0, layer, 1, node.label), out.shape, node.label
-            )
+            part = updates[out.id]
+            version = newest.get(part.whole.id, mapped[part.whole.id])
+            newest[part.whole.id] = _update_part(new, node, version, inputs, part)
         elif out.id in stacks:
-            first = _updated(node.inputs[0])
-            assert first is not None
-            mapped[out.id] = newest[updates[first.id][0].id]
+            mapped[out.id] = newest[stacks[out.id].id]
         else:
+            look_at(node.inputs)
             mapped[out.id] = new.copy(node, mapped)
+    look_at(graph.outputs)
     new.outputs = [mapped[t.id] for t in graph.outputs]
     return new
 
 
-def _update_layer(new: Graph, node: Node, version: Tensor, inputs: list[Tensor], layer: int):
-    """The set_rows of one layer, written against the whole stack."""
+def _updates_first(nodes: Sequence[Node], updates: dict[int, Part]) -> list[Node]:
+    """The nodes in an order in which those that read an update come as late as they can.
+
+    Who reads keys then sees the version in which the values are updated, too: the one before is
+    read by nobody, and can be overwritten.
+    """
+    position = {node.out.id: i for i, node in enumerate(nodes)}
+    waits = [len({t.id for t in node.inputs}) for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    reads = [any(t.id in updates for t in node.inputs) for node in nodes]
+    for i, node in enumerate(nodes):
+        for t in {t.id for t in node.inputs}:
+            readers[position[t]].append(i)
+    ready = [(reads[i], i) for i, n in enumerate(waits) if n == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(nodes[i])
+        for reader in readers[i]:
+            waits[reader] -= 1
+            if waits[reader] == 0:
+                heapq.heappush(ready, (reads[reader], reader))
+    return order
+
+
+def _take_part(new: Graph, version: Tensor, part: Part, like: Tensor, label: str) -> Tensor:
+    for d, at in part.at.items():
+        version = take(new, version, d, at, 1, label)
+    return reshape(new, version, like.shape, label)
+
+
+def _update_part(new: Graph, node: Node, version: Tensor, inputs: list[Tensor], part: Part):
+    """The set_rows of a part, written against the whole array."""
     _, rows, *indices = inputs
-    rows = reshape(new, rows, (rows.shape[0], 1, *rows.shape[1:]), node.label)
-    dims = tuple(d + 1 for d in node.attrs["dims"])
-    fixed = ((0, layer), *((d + 1, at) for d, at in node.attrs["fixed"]))
+    sizes = [1] * len(version.shape)
+    for d, n in zip(part.dims, rows.shape[1:], strict=True):
+        if d is not None:
+            sizes[d] = n
+    rows = reshape(new, rows, (rows.shape[0], *sizes), node.label)
+    fixed = [(d, at) for d, at in part.at.items() if version.shape[d] > 1]
+    fixed += [(part.dims[d], at) for d, at in node.attrs["fixed"]]
     return new.add(
         "set_rows",
         (version, rows, *indices),
@@ -63,61 +130,95 @@ def _update_layer(new: Graph, node: Node, version: Tensor, inputs: list[Tensor],
         version.dtype,
         node.label,
         mode=node.attrs["mode"],
-        dims=dims,
-        fixed=fixed,
+        dims=tuple(part.dims[d] for d in node.attrs["dims"]),
+        fixed=tuple(sorted(fixed)),
     )
 
 
-def _stack_of_updates(concat: Node) -> dict[int, tuple[Tensor, int]] | None:
-    """What each piece of ``concat([set_rows(x[0]), set_rows(x[1]), ..])`` updates, if it is one."""
-    found: dict[int, tuple[Tensor, int]] = {}
-    stacked: Tensor | None = None
-    for layer, piece in enumerate(concat.inputs):
-        update = _updated(piece)
-        source = _layer_of(update.node.inputs[0]) if update is not None else None
-        if update is None or source is None or source[1] != layer:
-            return None
-        if stacked is None:
-            stacked = source[0]
-        if source[0] is not stacked or len(stacked.shape) > 7:
-            return None
-        found[update.id] = source
-    same = stacked is not None and (stacked.shape, stacked.dtype) == (
-        concat.out.shape,
-        concat.out.dtype,
-    )
+def _stack_of_updates(concat: Node) -> dict[int, Part] | None:
+    """What each update in the concatenation is a part of, if they are one array put together."""
+    found: dict[int, Part] = {}
+    part = _updated(concat.out, found)
+    if part is None or not found or not part.is_whole or len(part.whole.shape) > 7:
+        return None
+    same = (part.whole.shape, part.whole.dtype) == (concat.out.shape, concat.out.dtype)
     return found if same else None
 
 
-def _updated(piece: Tensor) -> Tensor | None:
-    """The set_rows behind ``expand_dims(set_rows(..), 0)``."""
-    source = _through_unit_views(piece)
-    if source.node.kind != "set_rows" or piece.shape != (1, *source.shape):
+def _updated(x: Tensor, found: dict[int, Part]) -> Part | None:
+    """What ``x`` is a part of, with updates of it, which are added to ``found``."""
+    node = x.node
+    if node.kind == "set_rows":
+        part = _part(node.inputs[0])
+        moved = (*node.attrs["dims"], *(d for d, _ in node.attrs["fixed"]))
+        if any(part.dims[d] is None for d in moved):
+            return None
+        found[x.id] = part
+        return part
+    if node.kind == "concat":
+        return _put_together(node, found)
+    if _only_unit_dimensions(node):
+        inner = _updated(node.inputs[0], found)
+        return None if inner is None else _seen_as(inner, x)
+    return _part(x) if node.kind == "slice" else None  # a part that is not updated
+
+
+def _put_together(concat: Node, found: dict[int, Part]) -> Part | None:
+    """What the pieces, one after the other along a dimension of the whole, are together."""
+    axis = concat.attrs["axis"]
+    pieces: list[Part] = []
+    for t in concat.inputs:
+        piece = _updated(t, found) if t.shape[axis] == 1 else None
+        if piece is None or (pieces and piece.whole is not pieces[0].whole):
+            return None
+        pieces.append(piece)
+    first, second = pieces[:2]
+    along = [d for d, at in first.at.items() if second.at.get(d) != at]
+    if len(along) != 1 or len(pieces) != first.whole.shape[along[0]]:
         return None
-    return source
+    for i, piece in enumerate(pieces):
+        if piece.dims != first.dims or piece.at != first.at | {along[0]: i}:
+            return None
+    at = {d: i for d, i in first.at.items() if d != along[0]}
+    dims = (*first.dims[:axis], along[0], *first.dims[axis + 1 :])
+    return Part(first.whole, at, dims)
 
 
-def _layer_of(x: Tensor) -> tuple[Tensor, int] | None:
-    """(stack, i) where ``x`` is ``stack[i]``."""
-    source = _through_unit_views(x)
-    if source.node.kind != "slice":
-        return None
-    stack, attrs = source.node.inputs[0], source.node.attrs
-    layer = attrs["starts"][0]
-    whole = attrs["starts"][1:] == (0,) * (len(stack.shape) - 1)
-    if not whole or source.shape != (1, *stack.shape[1:]) or x.shape != stack.shape[1:]:
-        return None
-    return stack, layer
+def _part(x: Tensor) -> Part:
+    """What ``x`` is a part of, through slices of size one; of itself, if of no other."""
+    node = x.node
+    if node.kind == "slice":
+        inner = _part(node.inputs[0])
+        at, dims = dict(inner.at), list(inner.dims)
+        for n, d in enumerate(inner.dims):
+            if x.shape[n] == node.inputs[0].shape[n]:
+                continue
+            if d is None or x.shape[n] != 1:
+                return _all_of(x)
+            at[d], dims[n] = node.attrs["starts"][n], None
+        return Part(inner.whole, at, tuple(dims))
+    if _only_unit_dimensions(node):
+        return _seen_as(_part(node.inputs[0]), x)
+    return _all_of(x)
 
 
-def _through_unit_views(x: Tensor) -> Tensor:
-    """Behind reshapes and broadcasts that only add or drop dimensions of size one."""
-    while x.node.kind in ("reshape", "broadcast") and x.size == x.node.inputs[0].size:
-        inner = x.node.inputs[0]
-        if [n for n in inner.shape if n != 1] != [n for n in x.shape if n != 1]:
-            break
-        dims = x.node.attrs.get("dims")
-        if dims is not None and list(dims) != sorted(dims):
-            break
-        x = inner
-    return x
+def _all_of(x: Tensor) -> Part:
+    dims = tuple(None if n == 1 else d for d, n in enumerate(x.shape))
+    return Part(x, {d: 0 for d, n in enumerate(x.shape) if n == 1}, dims)
+
+
+def _seen_as(part: Part, x: Tensor) -> Part:
+    """The part seen with other dimensions of size one."""
+    dims = iter([d for d in part.dims if d is not None])
+    return Part(part.whole, part.at, tuple(None if n == 1 else next(dims) for n in x.shape))
+
+
+def _only_unit_dimensions(node: Node) -> bool:
+    """Is it a reshape or broadcast that only adds or drops dimensions of size one?"""
+    if node.kind not in ("reshape", "broadcast") or node.out.size != node.inputs[0].size:
+        return False
+    inner, outer = node.inputs[0].shape, node.out.shape
+    if [n for n in inner if n != 1] != [n for n in outer if n != 1]:
+        return False
+    dims = node.attrs.get("dims")
+    return dims is None or list(dims) == sorted(dims)

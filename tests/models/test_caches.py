@@ -116,3 +116,32 @@ def test_a_cache_rewritten_by_a_mask_is_one_split(dtype):
     """The whole cache is selected anew, so this spelling cannot keep its address."""
     step = functools.partial(decode_step, write=write_one_hot, mask=mask_of_rows)
     check_decoding(step, *model(dtype, 2, CONTEXT), position=np.array([0, 7]), in_place=False)
+
+
+def step_with_one_array(params, cache, token, position):
+    """Keys and values of all layers in one array: taken apart, and put together again."""
+    layers = [cache[:, i] for i in range(LAYERS)]
+    apart = {"k": [c[:, 0] for c in layers], "v": [c[:, 1] for c in layers]}
+    token, logits, apart = decode_step(
+        params, apart, token, position, write=write_at, mask=mask_up_to
+    )
+    pairs = zip(apart["k"], apart["v"], strict=True)
+    return token, logits, jnp.stack([jnp.stack(pair, axis=1) for pair in pairs], axis=1)
+
+
+def write_at(cache, new, position):
+    return jax.lax.dynamic_update_slice(cache, new[:, None], (0, position, 0, 0))
+
+
+def mask_up_to(position, length):
+    return jnp.arange(length) <= position
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_cache_in_one_array_is_updated_where_it_lies(dtype, batch):
+    params, apart = model(dtype, batch, CONTEXT)
+    cache = jnp.stack([jnp.stack(pair, 1) for pair in zip(apart["k"], apart["v"], strict=True)], 1)
+    explanation = check_decoding(step_with_one_array, params, cache, batch=batch)
+    assert explanation.splits[0].ops["ATTENTION"] == LAYERS
+    assert "COPY" not in explanation.splits[0].ops
