@@ -80,7 +80,10 @@ class LayerReader {
       if (!IsDense(out, size)) return false;
     }
     ExprProgram program;
-    if (!DecodeExpr(*at.node, &program).ok() || !MatchRmsNorm(program, form)) return false;
+    if (!DecodeExpr(*at.node, &program).ok() || !MatchRmsNorm(program, form) ||
+        program.shape[program.rank - 1] != size) {
+      return false;
+    }
     for (const int source : {form->x, form->added, form->weight}) {
       if (source < 0) continue;
       if (!IsDense(at.node->srcs[source], size) || !IsAligned(at.srcs[source], 16)) return false;

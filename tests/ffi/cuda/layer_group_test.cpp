@@ -116,6 +116,32 @@ TEST_F(LayerGroupTest, EverySpelling) {
   EXPECT_EQ(Taken(MakeLayers(rng, s)), 2 * kNodesOfLayer);
 }
 
+// Rows of which each is normed by itself, although the products read all of them as one.
+TEST_F(LayerGroupTest, NormsOfSeveralRows) {
+  Rng rng(13);
+  const LayerCase c = MakeLayers(rng, {});
+  ASSERT_EQ(Taken(c), kNodesOfLayer);
+  for (const LayerNode which : {kNorm, kMlpNorm}) {
+    LayerCase split = c;
+    Node& node = split.nodes[which];
+    GroupShape spelling;
+    spelling.m = 2;
+    spelling.k = c.row.shape[0] / 2;
+    spelling.residual = which == kMlpNorm;
+    node.params = NormProgram(spelling);
+    for (auto* tensors : {&node.srcs, &node.outs}) {
+      for (TensorRef& t : *tensors) {
+        t.rank = 2;
+        t.shape = {spelling.m, spelling.k};
+        t.strides = {spelling.k, 1};
+      }
+    }
+    ExprProgram program;
+    ASSERT_TRUE(DecodeExpr(node, &program).ok());
+    EXPECT_EQ(Taken(split), 0u) << which;
+  }
+}
+
 TEST_F(LayerGroupTest, NothingWithoutFusionOrScratch) {
   Rng rng(5);
   const LayerCase c = MakeLayers(rng, Layers(2));
