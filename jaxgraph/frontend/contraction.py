@@ -44,6 +44,12 @@ def why_not(eqn: FlatEqn) -> str | None:
             return "multiplies large matrices of integers"
     elif not dtypes.is_float(dtype) or not any(dtypes.is_float(t) for t in (lhs, rhs)):
         return f"multiplies {lhs} by {rhs} to {dtype}"
+    return why_not_so_precise(eqn)
+
+
+def why_not_so_precise(eqn: FlatEqn) -> str | None:
+    """Why the precision that a product asks for cannot be native, or None."""
+    lhs, rhs = (v.aval.dtype for v in eqn.inputs[:2])
     precision = eqn.params.get("precision")
     if precision is None or isinstance(precision, lax.Precision):
         return None
@@ -71,7 +77,7 @@ def _terms(eqn: FlatEqn) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Side:
+class Side:
     """One operand, with its dimensions sorted into batch, contracted and free ones."""
 
     x: Tensor
@@ -102,10 +108,10 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     )
     wide = jnp.promote_types(lhs.dtype, rhs.dtype)
     lhs, rhs = (elementwise.convert(graph, t, wide, label) for t in (lhs, rhs))
-    return [_product(graph, _Side(lhs, lb, lc), _Side(rhs, rb, rc), dtype, label)]
+    return [multiply(graph, Side(lhs, lb, lc), Side(rhs, rb, rc), dtype, label)]
 
 
-def _product(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Tensor:
+def multiply(graph: Graph, a: Side, b: Side, dtype, label: str) -> Tensor:
     """The product, its dimensions those of the batch, then the free ones of a and of b."""
     simple = _without_matrices(graph, a, b, dtype, label)
     if simple is not None:
@@ -156,7 +162,7 @@ def _product(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Tensor:
 
 
 def _in_parts(
-    graph: Graph, a: _Side, b: _Side, many: _Side, rows: int, dtype, label: str
+    graph: Graph, a: Side, b: Side, many: Side, rows: int, dtype, label: str
 ) -> Tensor | None:
     """A sum of products along one contracted dimension, where a product over all needs a copy.
 
@@ -167,7 +173,7 @@ def _in_parts(
         return None
     for i in range(len(many.contracted)):
         parts = [
-            _Side(
+            Side(
                 side.x,
                 (side.contracted[i], *side.batch),
                 tuple(d for j, d in enumerate(side.contracted) if j != i),
@@ -178,7 +184,7 @@ def _in_parts(
         if terms < 2 * rows or _where_it_lies(parts[2]) is None:
             continue
         inner = jnp.promote_types(a.x.dtype, np.float32)
-        product = _product(graph, parts[0], parts[1], inner, label)
+        product = multiply(graph, parts[0], parts[1], inner, label)
         last = transpose(graph, product, (*range(1, len(product.shape)), 0), label)
         if last.shape[-1] == 1:
             total = reshape(graph, last, last.shape[:-1], label)
@@ -188,7 +194,7 @@ def _in_parts(
     return None
 
 
-def _without_matrices(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Tensor | None:
+def _without_matrices(graph: Graph, a: Side, b: Side, dtype, label: str) -> Tensor | None:
     """A product of which no operand is a matrix as elementwise work, which fuses with what is near.
 
     Rows times rows (``einsum("bd,bd->b")``) are sums of rows, and without a sum
@@ -219,9 +225,7 @@ def _without_matrices(graph: Graph, a: _Side, b: _Side, dtype, label: str) -> Te
     return elementwise.convert(graph, reshape(graph, product, terms[:-1], label), dtype, label)
 
 
-def _where_it_lies(
-    side: _Side, row_by_row: bool = True
-) -> tuple[list[int], tuple[int, ...]] | None:
+def _where_it_lies(side: Side, row_by_row: bool = True) -> tuple[list[int], tuple[int, ...]] | None:
     """(order of the contracted dimensions, free dimensions to treat as batch) that fit its strides.
 
     None where there are none: then it takes a copy. With ``row_by_row`` gathered matrices stay

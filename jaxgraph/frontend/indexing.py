@@ -11,9 +11,10 @@ import math
 import numpy as np
 from jax import lax
 
+from jaxgraph.frontend.elementwise import constant, convert
 from jaxgraph.frontend.flatten import FlatEqn
 from jaxgraph.frontend.shaping import reshape, take, transpose
-from jaxgraph.graph import dtypes
+from jaxgraph.graph import dtypes, expression
 from jaxgraph.graph.ir import Graph, Node, Tensor
 
 # What a scatter does with the old value, by primitive: an instruction of ffi/core/expr.h.
@@ -27,6 +28,8 @@ _COMBINE = {
 NAMES = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", *_COMBINE})
 CLIP, FILL_OR_DROP, PROMISE_IN_BOUNDS = range(3)
 _MAX_RANK = 7  # the slices have one dimension more, and a tensor has at most eight
+# Updates that may meet are added up element by element: so many terms for all of them.
+_MAX_MEETING = 1 << 20
 
 _MODES = {
     lax.GatherScatterMode.CLIP: CLIP,
@@ -42,7 +45,7 @@ def why_not(eqn: FlatEqn) -> str | None:
     mode = eqn.params.get("mode")
     if mode is not None and lax.GatherScatterMode.from_any(mode) not in _MODES:
         return f"has an index mode without a native form ({mode})"
-    if eqn.primitive.name in _COMBINE and not _touches_each_once(eqn):
+    if eqn.primitive.name in _COMBINE and not (_touches_each_once(eqn) or _can_meet(eqn)):
         return "may combine several updates of one element"
     if eqn.primitive.name in ("gather", "scatter", *_COMBINE):
         indices = eqn.inputs[1].aval
@@ -147,6 +150,8 @@ def _scatter(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Te
     sizes = tuple(1 if d in gone else next(window) for d in range(len(x.shape)))
     rows = reshape(graph, moved, (math.prod(batch_shape), *sizes), label)
     mode = _MODES[lax.GatherScatterMode.from_any(eqn.params["mode"])]
+    if eqn.primitive.name in _COMBINE and not _touches_each_once(eqn):
+        return _with_all_updates(graph, x, rows, columns, dims, mode, label)
     if eqn.primitive.name in _COMBINE:
         op = _COMBINE[eqn.primitive.name]
         old = graph.add(
@@ -156,6 +161,51 @@ def _scatter(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> Te
     return graph.add(
         "set_rows", (x, rows, *columns), x.shape, x.dtype, label, mode=mode, dims=dims, fixed=()
     )
+
+
+def _with_all_updates(
+    graph: Graph,
+    x: Tensor,
+    rows: Tensor,
+    columns: list[Tensor],
+    dims: tuple[int, ...],
+    mode: int,
+    label: str,
+) -> Tensor:
+    """``x`` plus the sum of the rows that hit each element; the old value where none does."""
+    n = rows.shape[0]
+    shape = (*x.shape, n)
+    hit = None
+    for d, column in zip(dims, columns, strict=True):
+        if column.dtype.itemsize < 4:
+            column = convert(graph, column, np.int32, label)
+        if mode == CLIP:
+            for op, bound in (("max", 0), ("min", x.shape[d] - 1)):
+                bound = constant(graph, bound, (n,), column.dtype, label)
+                column = _elementwise(graph, op, (column, bound), column.dtype, label)
+        place = graph.add("iota", (), (x.shape[d],), np.int32, label)
+        place = convert(graph, place, column.dtype, label)
+        operands = (
+            graph.add("broadcast", (t,), shape, column.dtype, label, dims=(at,))
+            for t, at in ((place, d), (column, len(x.shape)))
+        )
+        here = _elementwise(graph, "eq", tuple(operands), np.bool_, label)
+        hit = here if hit is None else _elementwise(graph, "and", (hit, here), np.bool_, label)
+    assert hit is not None
+    wide = np.promote_types(x.dtype, np.float32) if dtypes.is_float(x.dtype) else x.dtype
+    rows = transpose(graph, convert(graph, rows, wide, label), (*range(1, len(shape)), 0), label)
+    rows = graph.add("broadcast", (rows,), shape, wide, label, dims=tuple(range(len(shape))))
+    zero = constant(graph, 0, shape, wide, label)
+    kept = _elementwise(graph, "select", (hit, zero, rows), wide, label)
+    total = graph.add("reduce", (kept,), x.shape, wide, label, op="sum")
+    is_hit = graph.add("reduce", (hit,), x.shape, np.bool_, label, op="or")
+    total = _elementwise(graph, "add", (convert(graph, x, wide, label), total), wide, label)
+    total = convert(graph, total, x.dtype, label)
+    return _elementwise(graph, "select", (is_hit, x, total), x.dtype, label)
+
+
+def _elementwise(graph: Graph, op: str, operands: tuple[Tensor, ...], dtype, label: str) -> Tensor:
+    return graph.add("elementwise", operands, operands[0].shape, dtype, label, op=op, aux=0)
 
 
 def takes_whole_rows(gather: Node) -> tuple[int, int] | None:
@@ -183,6 +233,24 @@ def _touches_each_once(eqn: FlatEqn) -> bool:
     indices = eqn.inputs[1].aval.shape[:-1]
     rows = math.prod(n for d, n in enumerate(indices) if d not in dn.scatter_indices_batching_dims)
     return rows == 1 or eqn.params["unique_indices"]
+
+
+def _can_meet(eqn: FlatEqn) -> bool:
+    """Are they few updates of single elements or whole rows, that are added?"""
+    x, indices, updates = (v.aval for v in eqn.inputs)
+    dn = eqn.params["dimension_numbers"]
+    indexed = {*dn.scatter_dims_to_operand_dims, *dn.operand_batching_dims}
+    gone = {*dn.inserted_window_dims, *dn.operand_batching_dims}
+    window = tuple(n for d, n in enumerate(x.shape) if d not in gone)
+    n = math.prod(indices.shape[:-1])
+    return (
+        eqn.primitive.name == "scatter-add"
+        and x.dtype != np.bool_
+        and indexed == gone
+        and tuple(updates.shape[d] for d in dn.update_window_dims) == window
+        and x.size * n <= _MAX_MEETING
+        and sum(size != 1 for size in (*x.shape, n)) <= expression.MAX_RANK
+    )
 
 
 def _index_columns(graph, indices, index_map, operand_batching, index_batching, label):

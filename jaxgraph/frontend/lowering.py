@@ -6,7 +6,15 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jaxgraph.frontend import contraction, elementwise, indexing, ordering, shaping, special
+from jaxgraph.frontend import (
+    contraction,
+    elementwise,
+    indexing,
+    ordering,
+    ragged,
+    shaping,
+    special,
+)
 from jaxgraph.frontend.flatten import FlatEqn, Value
 from jaxgraph.graph import dtypes, expression
 from jaxgraph.graph.ir import Graph, Tensor
@@ -39,6 +47,8 @@ def why_not_native(eqn: FlatEqn) -> str | None:
         return shaping.why_not(eqn)
     if name == "dot_general":
         return contraction.why_not(eqn)
+    if name in ragged.NAMES:
+        return ragged.why_not(eqn)
     if name in indexing.NAMES:
         return indexing.why_not(eqn)
     if name in ordering.NAMES:
@@ -115,6 +125,8 @@ def _lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list
         return shaping.lower_view(graph, eqn, inputs, label)
     if name == "dot_general":
         return contraction.lower(graph, eqn, inputs, label)
+    if name in ragged.NAMES:
+        return ragged.lower(graph, eqn, inputs, label)
     if name in ordering.NAMES:
         return ordering.lower(graph, eqn, inputs, label)
     return indexing.lower(graph, eqn, inputs, label)

@@ -19,7 +19,8 @@ from jaxgraph.graph.ir import Graph, Tensor
 
 _RUNNING = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}
 _BINARY = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
-NAMES = frozenset({"top_k", "sort", *_RUNNING})
+_LARGEST = ("top_k", "approx_top_k")
+NAMES = frozenset({"sort", *_LARGEST, *_RUNNING})
 
 # As in ffi/core/program.h: SortOrder, kSortMaxLength, kSortMaxMerged, kSortPositions,
 # SortParams::source.
@@ -47,7 +48,11 @@ def why_not(eqn: FlatEqn) -> str | None:
     name, x = eqn.primitive.name, eqn.inputs[0].aval
     n = x.shape[_axis(eqn)]
     merged = n > MAX_LENGTH and x.size > _MAX_SORTED
-    if name == "top_k":
+    if name == "approx_top_k":
+        exact = eqn.params["aggregate_to_topk"] and eqn.params["reduction_input_size_override"] < 0
+        if not (exact and eqn.params["is_max_k"]):
+            return "takes the least elements, or a part of the largest"
+    if name in _LARGEST:
         k = int(eqn.params["k"])
         if k == 0:
             return "takes none of the elements"
@@ -75,7 +80,7 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
         rows = _Running(graph, _RUNNING[name], eqn.params["reverse"], label)
         return [transpose(graph, rows.over(last[0]), back, label)]
     rows = [reshape(graph, t, (math.prod(outer), n), label) for t in last]
-    if name == "top_k":
+    if name in _LARGEST:
         outputs = _top_k(graph, rows[0], int(eqn.params["k"]), label)
     else:
         outputs = _sort(graph, rows, eqn.params["num_keys"], label)
@@ -84,8 +89,8 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
 
 
 def _axis(eqn: FlatEqn) -> int:
-    params = eqn.params
-    axis = params["dimension"] if "dimension" in params else params.get("axis", -1)
+    names = ("dimension", "reduction_dimension", "axis")
+    axis = next((eqn.params[n] for n in names if n in eqn.params), -1)
     return axis % len(eqn.inputs[0].aval.shape)
 
 
@@ -170,6 +175,11 @@ def _source(x: Tensor, operands: list[Tensor]) -> int:
     if x not in operands:
         operands.append(x)
     return operands.index(x)
+
+
+def running_sums(graph: Graph, x: Tensor, label: str) -> Tensor:
+    """For each element of ``x``, along the last axis, the sum of all up to it."""
+    return _Running(graph, "sum", False, label).over(x)
 
 
 class _Running:

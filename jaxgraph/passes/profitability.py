@@ -64,11 +64,13 @@ _KERNELS_OF_A_CALL = 8
 
 # How the names of primitives begin that XLA launches a kernel of its own for.
 _NOT_FUSED = (
+    "approx_top_k",
     "arg",
     "cum",
     "dot_general",
     "dynamic_update_slice",
     "gather",
+    "ragged_dot",
     "reduce_",
     "scatter",
     "sort",

@@ -181,6 +181,16 @@ def test_running_extrema_keep_nan():
     check(lambda x: (lax.cummax(x, axis=1), lax.cummin(x, axis=1)), x, rtol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_approximate_top_k_is_exact(dtype):
+    x = jax.random.permutation(jax.random.key(0), jnp.arange(5 * 90.0)).reshape(5, 90).astype(dtype)
+    x = jnp.sort(x, axis=1)[:, ::3] + 0  # no ties in any type
+    check(lambda x: lax.approx_max_k(x, 4), jnp.unique(x)[None, ::-1] % 101)
+    check(lambda x: lax.approx_max_k(x, 2, reduction_dimension=0), x)
+    check(lambda x: lax.approx_min_k(x, 4), x, native=False)
+    check(lambda x: lax.approx_max_k(x, 4, aggregate_to_topk=False), x, native=False)
+
+
 @pytest.mark.parametrize("dtype", INTS)
 def test_products_of_integers(dtype):
     """They wrap as XLA's do; a wider result is summed in the wider type."""
@@ -248,12 +258,56 @@ def test_combining_updates_of_mapped_rows():
     check(lambda x, r, i: x.at[0, i].add(r, unique_indices=True), x, rows, at)
 
 
-def test_combining_updates_that_may_meet_stay_in_xla():
-    x, rows = jnp.arange(8.0), jnp.array([1.0, 2.0, 3.0])
-    step = jaxgraph.wrap(lambda x, r, i: x.at[i].add(r), options=jaxgraph.Options(strict=True))
-    at = jnp.array([2, 2, 5])
-    assert "several updates of one element" in str(step.explain(x, rows, at))
-    np.testing.assert_array_equal(step(x, rows, at), x.at[at].add(rows))
+MEETING = jnp.array([2, 2, 5, -1, 9, 0, 2])
+
+
+@pytest.mark.parametrize("indices", [jnp.int32, jnp.int8, jnp.uint32])
+@pytest.mark.parametrize("mode", ["drop", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
+def test_updates_that_may_meet_are_added(dtype, mode, indices):
+    """The old value where none hits: the sign of its zero is kept."""
+    x = -jnp.zeros((8, 3), dtype).at[5].set(1)
+    rows = jnp.arange(-10, 11).reshape(7, 3).astype(dtype)
+    at = jnp.abs(MEETING) % 8 if mode == "promise_in_bounds" else MEETING
+
+    def fun(x, rows, at):
+        return x.at[at].add(rows, mode=mode, wrap_negative_indices=False)
+
+    check(fun, x, rows, at.astype(indices))
+
+
+def test_updates_that_may_meet_along_several_dimensions():
+    x, rows = jnp.arange(2.0 * 5 * 4).reshape(2, 5, 4), jnp.arange(2.0 * 7).reshape(2, 7)
+    at = MEETING % 4
+    check(lambda x, r, i: x.at[1, i].add(r[0][:, None]), x, rows, at)
+    check(lambda x, r, i: x.at[i % 2, :, i].add(r[1][:, None]), x, rows, at)
+    check(lambda x, r, i: x.at[0, i + 1, i].add(r[0], mode="drop"), x, rows, at)
+    check(lambda x, r, i: jax.vmap(lambda x, r: x.at[i].add(r[:, None]))(x, r), x, rows, at)
+
+
+def test_counts_and_repetitions():
+    """As experts' rows are counted and sorted."""
+    chosen = jnp.array([3, 1, 3, 0, 3, 7])
+    check(lambda i: jnp.bincount(i, length=8), chosen)
+    check(lambda n: jnp.repeat(jnp.arange(6), n, total_repeat_length=20), chosen)
+    check(lambda x, i: jax.ops.segment_sum(x, i, 4), jnp.arange(12.0).reshape(6, 2), chosen)
+
+
+def test_other_combining_updates_that_may_meet_stay_in_xla():
+    x, rows = jnp.arange(8.0), jnp.arange(1.0, 8.0)
+
+    def stays(fun, *args):
+        step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+        assert "several updates of one element" in str(step.explain(*args))
+        np.testing.assert_array_equal(step(*args), jax.jit(fun)(*args))
+
+    stays(lambda x, r, i: x.at[i].multiply(r), x, rows, MEETING)
+    stays(lambda x, r, i: x.at[i].max(r), x, rows, MEETING)
+    parts = lambda x, r, i: lax.scatter_add(  # noqa: E731
+        x, i[:, None], jnp.stack([r, r], 1), lax.ScatterDimensionNumbers((1,), (), (0,))
+    )
+    stays(parts, x, rows, MEETING % 6)
+    stays(lambda x, i: x.at[i].add(1.0), jnp.zeros((1 << 16, 16)), jnp.zeros(20, jnp.int32))
 
 
 def test_a_donated_array_that_is_added_to_keeps_its_address():
