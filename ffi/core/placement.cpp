@@ -31,12 +31,6 @@ uint64_t AlignUp(uint64_t bytes) {
   return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
 }
 
-// Kernels of whole layers pass partial sums on.
-bool HasAttention(const Program& program) {
-  return std::any_of(program.nodes.begin(), program.nodes.end(),
-                     [](const Node& node) { return node.op == Op::kAttention; });
-}
-
 // What a base costs in each call in which it moves, and in each call.
 double PatchCost(const BaseFacts& facts) {
   return facts.nodes > 0 ? facts.nodes * kPatchMicros + kPatchedMicros : 0;
@@ -99,9 +93,10 @@ Place ChoosePlace(const BaseFacts& facts) {
 Placement::Placement(const Program& program, bool slots)
     : bases_(program.bases.size()), arena_bytes_(AlignUp(program.arena_bytes)) {
   // Without slots the arena is a buffer of the program's own size.
-  if (slots && HasAttention(program)) {
+  const uint64_t scratch_bytes = slots ? ScratchBytesOf(program) : 0;
+  if (scratch_bytes > 0) {
     scratch_ = static_cast<int64_t>(arena_bytes_);
-    arena_bytes_ += AlignUp(kScratchBytes);
+    arena_bytes_ += AlignUp(scratch_bytes);
   }
   const std::vector<uint32_t> nodes = NodesOfBases(program);
   for (size_t b = 0; b < program.bases.size(); ++b) {

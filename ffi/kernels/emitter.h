@@ -3,6 +3,7 @@
 // which run of nodes; what changes the node list was decided when the graph was built.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -26,6 +27,15 @@ struct ResolvedNode {
   char* scratch = nullptr;
 };
 constexpr uint64_t kScratchBytes = 72 << 10;
+
+// kScratchBytes, or 0 where no emitter makes use of them: kernels of whole layers do, and a layer
+// has an attention. One answer for all devices: how much to reserve is asked before it is known
+// where a program will run.
+inline uint64_t ScratchBytesOf(const Program& program) {
+  const bool any = std::any_of(program.nodes.begin(), program.nodes.end(),
+                               [](const Node& node) { return node.op == Op::kAttention; });
+  return any ? kScratchBytes : 0;
+}
 
 // One contiguous copy between a slot and a wandering base.
 struct SlotCopy {

@@ -2,19 +2,16 @@
 
 #include <algorithm>
 #include <climits>
-#include <utility>
 
 #include "ffi/kernels/cuda/memory_range.h"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
 
-// The dimensions of a tensor in which it moves, as (stride, size), smallest stride first.
-using Dims = std::vector<std::pair<int64_t, int64_t>>;
-Dims DimsOf(const TensorRef& t) {
-  Dims dims;
-  for (int d = 0; d < t.rank; ++d)
-    if (t.shape[d] != 1) dims.emplace_back(t.strides[d], t.shape[d]);
+// Smallest stride first.
+Dims SortedDimsOf(const TensorRef& t) {
+  Dims dims = DimsOf(t);
   std::sort(dims.begin(), dims.end());
   return dims;
 }
@@ -38,8 +35,8 @@ bool WritesRows(const ResolvedNode& set_rows, const TensorRef& cache, const char
   const IndexParams params = IndexParamsOf(node);
   const TensorRef &whole = node.outs[0], &slices = node.srcs[1];
   if (params.num_components != 1 || slices.shape[0] != 1) return false;
-  const Dims dims = DimsOf(cache);
-  if (set_rows.outs[0] != address || whole.dtype != cache.dtype || DimsOf(whole) != dims ||
+  const Dims dims = SortedDimsOf(cache);
+  if (set_rows.outs[0] != address || whole.dtype != cache.dtype || SortedDimsOf(whole) != dims ||
       !Apart(dims)) {
     return false;
   }

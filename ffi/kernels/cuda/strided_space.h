@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "ffi/core/program.h"
@@ -35,6 +36,16 @@ inline int64_t CeilDiv(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 inline bool IsAligned(const void* address, uint64_t to) {
   return reinterpret_cast<uintptr_t>(address) % to == 0;
+}
+
+// The dimensions in which a tensor moves, as (stride, size).
+using Dims = std::vector<std::pair<int64_t, int64_t>>;
+inline Dims DimsOf(const TensorRef& t) {
+  Dims dims;
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.shape[d] != 1) dims.emplace_back(t.strides[d], t.shape[d]);
+  }
+  return dims;
 }
 
 // `size` elements one after the other, in the order of the indices.

@@ -6,6 +6,7 @@
 
 #include "ffi/core/expr.h"
 #include "ffi/kernels/cuda/memory_range.h"
+#include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
@@ -69,15 +70,6 @@ bool Meets(const std::vector<MemoryRange>& a, const std::vector<MemoryRange>& b)
 }
 bool InConflict(const Touched& a, const Touched& b) {
   return Meets(a.writes, b.writes) || Meets(a.writes, b.reads) || Meets(a.reads, b.writes);
-}
-// Dimensions as (stride, size), without those of size 1.
-using Dims = std::vector<std::pair<int64_t, int64_t>>;
-Dims DimsOf(const TensorRef& t) {
-  Dims dims;
-  for (int d = 0; d < t.rank; ++d) {
-    if (t.shape[d] != 1) dims.emplace_back(t.strides[d], t.shape[d]);
-  }
-  return dims;
 }
 // How many elements lie in a row, each once, if that is what the dimensions say; else 0.
 int64_t DenseSize(Dims dims) {
