@@ -2,27 +2,8 @@
 // call reports an error; nothing leaks, and no failure is repeated for ever.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
-
+#include "tests/ffi/core/allocations.h"
 #include "tests/ffi/core/step.h"
-
-// Host memory that runs out: at which of this thread's allocations from now on; 0: never.
-static thread_local uint64_t failing_allocation = 0;
-
-// All forms that a delete below may be given memory of: a sanitizer brings its own otherwise, and
-// the standard library mixes them (std::stable_sort's buffer comes from the one that throws
-// nothing). Not inlined: the compiler would see new and delete as what they are made of, and warn.
-[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  if (failing_allocation > 0 && --failing_allocation == 0) return nullptr;
-  return std::malloc(bytes);
-}
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  if (void* memory = operator new(bytes, std::nothrow)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace jaxgraph {
 namespace {

@@ -4,31 +4,15 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <map>
 #include <memory>
-#include <new>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "ffi/core/trace.h"
+#include "tests/ffi/core/allocations.h"
 #include "tests/ffi/core/step.h"
-
-// Allocations of this thread.
-static thread_local uint64_t allocations = 0;
-
-// The forms that a delete below may be given memory of; see executor_fault_test.cpp.
-[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  ++allocations;
-  return std::malloc(bytes);
-}
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  if (void* memory = operator new(bytes, std::nothrow)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace jaxgraph {
 namespace {
@@ -37,7 +21,9 @@ namespace {
 class Replays : public testing::Test {
  protected:
   void SetUp() override {
-    for (int i = 0; i < 5; ++i) Call();
+    Call();
+    ASSERT_GT(allocated_, 0u) << "are they counted?";
+    for (int i = 1; i < 5; ++i) Call();
     ASSERT_GE(executor_.Stats(7).replays, 2u);
     ASSERT_GE(executor_.Stats(7).live_execs, 3u) << "several chunks";
   }
