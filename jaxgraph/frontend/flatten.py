@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
 
+from jaxgraph.frontend import parts
 from jaxgraph.frontend.packs import Pack, PackFinder
 
 # Call-like primitives, and the parameter that holds their body. They mean "evaluate the body".
@@ -123,6 +124,8 @@ class _Flattener:
         self.eqns: list[FlatEqn] = []
         self.consts: dict[int, tuple[Value, Any]] = {}
         self.packs = PackFinder(Value)
+        self.parts: dict[int, list[Value]] = {}  # of complex values, by id
+        self.complex: list[Value] = []  # those, so that no other takes on the id of one
 
     def run(self, closed: Any) -> FlatStep:
         inputs = [Value(v.aval) for v in closed.jaxpr.invars]
@@ -202,10 +205,51 @@ class _Flattener:
             inputs = [v for v in inputs if v.aval.size] or inputs  # empty pieces add nothing
             if len(inputs) == 1:
                 return inputs
+        if any(map(parts.is_complex, (*inputs[:1], *eqn.outvars[:1]))):
+            return self.complex_equation(eqn, inputs, source)
         known = _fold(eqn, inputs)
         outputs = [Value(v.aval, k) for v, k in zip(eqn.outvars, known, strict=True)]
         self.emit(eqn.primitive, eqn.params, inputs, outputs, source, frozenset(eqn.effects))
         return outputs
+
+    def complex_equation(self, eqn: Any, inputs: list[Value], source: str) -> list[Value]:
+        """An equation of complex values, and what is made of their parts."""
+        if eqn.primitive in parts.PARTS:
+            return [self.parts_of(inputs[0], source)[parts.PARTS.index(eqn.primitive)]]
+        outputs = [Value(v.aval) for v in eqn.outvars]
+        self.emit(eqn.primitive, eqn.params, inputs, outputs, source, frozenset(eqn.effects))
+        rule = parts.rule_of(eqn)
+        if rule is None:
+            return outputs
+        pairs = [self.parts_of(v, source) if parts.is_complex(v) else [v] for v in inputs]
+
+        def flat(*args: Any) -> list[Any]:
+            rest = iter(args)
+            paired = ([next(rest) for _ in pair] for pair in pairs)
+            return rule(*(tuple(x) if len(x) == 2 else x[0] for x in paired))
+
+        values = [v for pair in pairs for v in pair]
+        made = self.insert_all(_traced(flat, *values), source, *values)
+        for i, value in enumerate(outputs):
+            self.note_parts(value, made[2 * i : 2 * i + 2])
+        return outputs
+
+    def parts_of(self, value: Value, source: str) -> list[Value]:
+        """The real and the imaginary part of a complex value."""
+        if id(value) not in self.parts:
+            made = []
+            for i, primitive in enumerate(parts.PARTS):
+                (eqn,) = _traced(primitive.bind, value).jaxpr.eqns
+                known = None if value.known is None else parts.taken_apart(value.known)[i]
+                made.append(Value(eqn.outvars[0].aval, known))
+                if known is None:
+                    self.emit(eqn.primitive, eqn.params, [value], made[-1:], source)
+            self.note_parts(value, made)
+        return self.parts[id(value)]
+
+    def note_parts(self, value: Value, made: list[Value]) -> None:
+        self.parts[id(value)] = made
+        self.complex.append(value)
 
     def emit(self, primitive, params, inputs, outputs, source, effects=frozenset()) -> None:
         self.eqns.append(FlatEqn(primitive, params, inputs, outputs, source, effects))
@@ -248,11 +292,16 @@ class _Flattener:
 
     def insert(self, closed: Any, source: str, *values: Value) -> Value:
         """Inlines a function of one result."""
+        (out,) = self.insert_all(closed, source, *values)
+        return out
+
+    def insert_all(self, closed: Any, source: str, *values: Value) -> list[Value]:
+        """Inlines a function."""
         first = len(self.eqns)
-        (out,) = self.inline(closed.jaxpr, closed.consts, values)
+        outputs = self.inline(closed.jaxpr, closed.consts, values)
         for eqn in self.eqns[first:]:
             eqn.source = source
-        return out
+        return outputs
 
 
 def needed_eqns(eqns: Sequence[FlatEqn], wanted: set[int]) -> list[FlatEqn]:
