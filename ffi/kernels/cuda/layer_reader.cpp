@@ -48,16 +48,20 @@ class LayerReader {
       : nodes_(nodes), next_(first), layer_(*layer) {}
 
   bool Read(const Layer* before) {
-    return ReadFirstNorm(before) && ReadProjections() && ReadAttention() && ReadOutput() &&
-           ReadMlp();
+    return ProductFollows() && ReadFirstNorm(before) && ReadProjections() && ReadAttention() &&
+           ReadOutput() && ReadMlp();
   }
 
  private:
   const Node& node(size_t n) const { return *nodes_[n].node; }
 
+  size_t SkipViews(size_t n) const {
+    while (n < nodes_.size() && node(n).op == Op::kView) ++n;
+    return n;
+  }
   // The next node that is no view, if it is an `op`.
   std::optional<size_t> Take(Op op) {
-    while (next_ < nodes_.size() && node(next_).op == Op::kView) ++next_;
+    next_ = SkipViews(next_);
     if (next_ == nodes_.size() || node(next_).op != op || node(next_).region != 0) return {};
     layer_.nodes.push_back(next_);
     layer_.end = next_ + 1;
@@ -67,13 +71,22 @@ class LayerReader {
     layer_.uses.push_back({writer, reader, {begin, begin + bytes}});
   }
 
+  // Behind a layer's first node stands a product, and its weights lie along k. That is soon told;
+  // what a ROW computes is not, and a streaming kernel will ask again.
+  bool ProductFollows() const {
+    const size_t n = SkipViews(SkipViews(next_) + 1);
+    MatmulParams p;
+    return n < nodes_.size() && node(n).op == Op::kMatmul && PrepareProduct(nodes_[n], &p).ok() &&
+           p.b_k == 2;
+  }
+
   // A ROW that is an RMS norm of one row; its part of the parameters.
   bool TakeNorm(RmsNormForm* form, LayerRow* in, size_t* n) {
     const std::optional<size_t> taken = Take(Op::kRow);
     if (!taken) return false;
     *n = *taken;
     const ResolvedNode& at = nodes_[*n];
-    // Most rows that are none of a small model's can be told by their outputs, undecoded.
+    // Neither need rows be decoded that are too long, or more than one.
     const int64_t size = at.node->outs[0].num_elements();
     if (size > kMaxLayerRow) return false;
     for (const TensorRef& out : at.node->outs) {
