@@ -183,9 +183,10 @@ def test_running_extrema_keep_nan():
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_approximate_top_k_is_exact(dtype):
-    x = jax.random.permutation(jax.random.key(0), jnp.arange(5 * 90.0)).reshape(5, 90).astype(dtype)
-    x = jnp.sort(x, axis=1)[:, ::3] + 0  # no ties in any type
-    check(lambda x: lax.approx_max_k(x, 4), jnp.unique(x)[None, ::-1] % 101)
+    """Where there are no ties, whose order is anybody's."""
+    numbers = jax.random.permutation(jax.random.key(0), jnp.arange(240.0))
+    x = numbers.astype(dtype).reshape(4, 60)
+    check(lambda x: lax.approx_max_k(x, 4), x)
     check(lambda x: lax.approx_max_k(x, 2, reduction_dimension=0), x)
     check(lambda x: lax.approx_min_k(x, 4), x, native=False)
     check(lambda x: lax.approx_max_k(x, 4, aggregate_to_topk=False), x, native=False)
