@@ -41,8 +41,11 @@ def _multiplied(x: Pair, y: Pair) -> Pair:
 
 
 def _exponential(x: Pair) -> Pair:
-    size = jnp.exp(x[0])
-    return size * jnp.cos(x[1]), size * jnp.sin(x[1])
+    # As XLA does it, with what overflows: by two roots, and a number without an imaginary part has
+    # none then.
+    root = jnp.exp(x[0] * 0.5)
+    turned = jnp.where(x[1] == 0, x[1], root * jnp.sin(x[1]) * root)
+    return root * jnp.cos(x[1]) * root, turned
 
 
 _COMPUTE: dict[str, Callable[..., Pair]] = {

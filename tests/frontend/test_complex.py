@@ -144,6 +144,26 @@ def test_what_has_no_rule_stays_in_xla_and_is_right(fun):
     assert any("handles complex64" in e.reason for e in explanation.left_in_xla)
 
 
+SPECIAL = [0.0, -0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 80.0, 90.0, -200.0, 1e-40]
+
+
+@pytest.mark.parametrize(
+    "fun", [jnp.exp, jnp.negative, jnp.conj, lambda z: z - z.T, lambda z: z + 2.0]
+)
+def test_special_values(fun):
+    real, imaginary = map(jnp.asarray, np.meshgrid(*[np.float32(SPECIAL)] * 2))
+
+    def parts(real, imaginary):
+        z = fun(lax.complex(real, imaginary))
+        return jnp.real(z), jnp.imag(z)
+
+    step = jaxgraph.wrap(parts, options=jaxgraph.Options(strict=True))
+    assert [s.backend for s in step.explain(real, imaginary).splits] == ["native"]
+    expected = jax.jit(parts)(real, imaginary)
+    for a, b in zip(step(real, imaginary), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-37)
+
+
 def test_wide_and_narrow_complex_numbers():
     with jax.enable_x64(True):
         x, y = (jnp.asarray(t, jnp.float64) for t in (X, Y))
