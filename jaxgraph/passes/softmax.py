@@ -48,6 +48,16 @@ def without_converts(x: Tensor) -> Tensor:
     return x
 
 
+def is_shifted_exponential(x: Tensor) -> bool:
+    """Is ``x`` exp(s - max(s)), the maximum over the last axis?"""
+    return _operand_of_exponential(x) is not None
+
+
+def is_sum_of(total: Tensor, x: Tensor) -> bool:
+    """Is ``total`` the sum of ``x``, which is no conversion, over the last axis?"""
+    return _is_reduction(total, "sum") and without_converts(total.node.inputs[0]) is x
+
+
 def constant_of(x: Tensor) -> float | None:
     """The number that ``x`` is everywhere."""
     while x.is_view:
@@ -83,7 +93,7 @@ def _inverse_of(x: Tensor | None) -> Tensor | None:
 def _normalised(top: Tensor, total: Tensor | None) -> Tensor | None:
     """What ``top / total`` is a softmax of."""
     top = without_converts(top)
-    if total is None or not _is_sum_of(total, top):
+    if total is None or not is_sum_of(total, top):
         return None
     return _operand_of_exponential(top)
 
@@ -173,10 +183,6 @@ def _rows_of(x: Tensor, along: Tensor) -> Tensor | None:
 
 def _is_op(x: Tensor, op: str) -> bool:
     return x.node.kind == "elementwise" and x.node.attrs["op"] == op
-
-
-def _is_sum_of(total: Tensor, x: Tensor) -> bool:
-    return _is_reduction(total, "sum") and without_converts(total.node.inputs[0]) is x
 
 
 def _row_value(x: Tensor, along: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from jaxgraph.graph.ir import Graph, Tensor
 from jaxgraph.passes.attention import find_attention
 from jaxgraph.passes.chosen import choose_matrices
 from jaxgraph.passes.concat import push_through_concat
+from jaxgraph.passes.deferred import divide_before_mixing
 from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.in_place import chain_stacked_updates
 from jaxgraph.passes.splits import Cut
@@ -38,7 +39,13 @@ _SMALL_INTEGER_BYTES = 4096
 
 
 # In this order.
-_REWRITES = (push_through_concat, chain_stacked_updates, find_attention, choose_matrices)
+_REWRITES = (
+    push_through_concat,
+    chain_stacked_updates,
+    divide_before_mixing,
+    find_attention,
+    choose_matrices,
+)
 
 
 @dataclasses.dataclass(eq=False)

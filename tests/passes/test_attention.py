@@ -11,6 +11,7 @@ from jaxgraph.frontend.flatten import flatten
 from jaxgraph.frontend.lowering import build_graph
 from jaxgraph.passes.attention import find_attention
 from jaxgraph.passes.concat import push_through_concat
+from jaxgraph.passes.deferred import divide_before_mixing
 from jaxgraph.passes.fuse import fuse
 from jaxgraph.passes.splits import cut
 from jaxgraph.plan import units as un
@@ -71,6 +72,28 @@ def by_one_over_the_sum(q, k, v, at):
     s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -jnp.inf)
     e = jnp.exp(s - s.max(-1, keepdims=True))
     return mix(((1 / e.sum(-1))[..., None] * e).astype(v.dtype), v)
+
+
+def exponentials(q, k, at):
+    s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -jnp.inf)
+    return jnp.exp(s - s.max(-1, keepdims=True))
+
+
+def divided_after_mixing(q, k, v, at):
+    e = exponentials(q, k, at)
+    return (mix(e.astype(v.dtype), v) / e.sum(-1, keepdims=True)).astype(v.dtype)
+
+
+def divided_in_another_order(q, k, v, at):
+    e = exponentials(q, k, at)
+    mixed = jnp.einsum("bkgs,bskd->bgdk", e, v.astype(jnp.float32))
+    return mixed.transpose(0, 3, 1, 2) / e.sum(-1)[..., None]
+
+
+def divided_in_their_own_type(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), jnp.finfo(q.dtype).min)
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return mix(e, v) / e.sum(-1)[..., None]
 
 
 def by_logsumexp(q, k, v, at):
@@ -201,6 +224,9 @@ SPELLINGS = [
     by_hand,
     by_the_inverse_of_the_sum,
     by_one_over_the_sum,
+    divided_after_mixing,
+    divided_in_another_order,
+    divided_in_their_own_type,
     by_logsumexp,
     by_log_softmax,
     soft_cap_and_window,
@@ -233,7 +259,7 @@ def planned(fun, *args):
     runs, left = cuts.runs, cuts.left
     assert [r.backend for r in runs] == ["native"], left
     graph = build_graph(step.inputs, runs[0].eqns, step.outputs, {})
-    return plan_storage(fuse(find_attention(push_through_concat(graph))))
+    return plan_storage(fuse(find_attention(divide_before_mixing(push_through_concat(graph)))))
 
 
 def units(fun, *args):
@@ -391,7 +417,50 @@ def shifted_by_another_row(q, k, v, at):
     return mix(jax.nn.softmax(s, -1), v)
 
 
+def divided_by_another_row(q, k, v, at):
+    e = exponentials(q, k, at)
+    return mix(e, v) / e.sum(-1).swapaxes(0, 1)[..., None]
+
+
+def divided_by_rows_in_another_order(q, k, v, at):
+    e = exponentials(q, k, at)
+    return mix(e, v).swapaxes(0, 1) / e.sum(-1)[..., None]
+
+
+def divided_by_the_sum_of_others(q, k, v, at):
+    e = exponentials(q, k, at)
+    return mix(e, v) / exponentials(q, k, at - 3).sum(-1)[..., None]
+
+
+def divided_along_a_row(q, k, v, at):
+    e = exponentials(q[..., :D], k, at)
+    return mix(e, v[..., :G]) / e.sum(-1)[:, :, None]
+
+
+def divided_by_the_sum_of_all_rows(q, k, v, at):
+    e = exponentials(q, k, at)
+    return mix(e, v) / e.sum(-1).sum(-1)[..., None, None]
+
+
+def divided_and_returned(q, k, v, at):
+    e = exponentials(q, k, at)
+    mixed = mix(e, v)
+    return mixed / e.sum(-1)[..., None], mixed
+
+
+def sum_divided_by_what_is_mixed(q, k, v, at):
+    e = exponentials(q, k, at)
+    return e.sum(-1)[..., None] / (mix(e, v) + 3)
+
+
 NEAR_MISSES = [
+    divided_by_another_row,
+    divided_by_rows_in_another_order,
+    divided_by_the_sum_of_others,
+    divided_along_a_row,
+    divided_by_the_sum_of_all_rows,
+    divided_and_returned,
+    sum_divided_by_what_is_mixed,
     shifted_by_another_row,
     peak_beyond_a_number,
     not_shifted,
