@@ -63,6 +63,7 @@ class _Fuser:
         self.nodes = graph.live_nodes()
         self.consumers = graph.consumers()
         self.stored: set[int] = set()
+        self.row_major: set[int] = set()  # updates that do not lie as their array does
         self.own_layouts: dict[int, Layout] = {}
         self.layouts: dict[tuple[int, int], Layout] = {}
         self.inner: dict[int, Fit] = {}
@@ -94,9 +95,7 @@ class _Fuser:
                         misfits |= misfit.tensors
             if not misfits:
                 break
-            if misfits <= self.stored:
-                raise PlanError("an expression does not fit into any kernel")
-            self.stored |= misfits
+            self.store(misfits)
         if merge:
             fits = self.drop_unread(_Merger(self, fits).run())
         return FusedGraph(self.graph, fits, self.inner, self.layout)
@@ -135,27 +134,51 @@ class _Fuser:
             kept.append(fit)
         return kept
 
+    def store(self, tensors: set[int]) -> None:
+        """Stores tensors (ids) that something else cannot be built without.
+
+        An update that is stored already lies as its array does, in which strides cannot express a
+        view of it: it is stored row-major instead.
+        """
+        updates = (n.out for n in self.nodes if n.kind == "set_rows" and n.out.id in tensors)
+        turned = {t.id for t in updates if not self.own_layout(t).is_contiguous}
+        if tensors <= self.stored and not turned:
+            raise PlanError("an expression does not fit into any kernel")
+        self.stored |= tensors
+        self.row_major |= turned
+
     def need_operands(self) -> None:
-        """Stores what kernels of other kinds, and whoever reads the outputs, need in memory."""
+        """Stores what kernels of other kinds, and whoever reads the outputs, need in memory.
+
+        Once a view is stored, an update of it lies as this copy does, and updates of that update
+        do, too: all layouts are found anew.
+        """
+        needed: list[Tensor] = []
         for node in self.nodes:
             if not (node.out.is_view or node.out.is_virtual or node.kind == "concat"):
-                for tensor in node.inputs[:3] if node.kind == "attention" else node.inputs:
-                    self.need_storage(tensor)
-        for tensor in self.graph.outputs:
-            self.need_storage(tensor)
+                needed += node.inputs[:3] if node.kind == "attention" else node.inputs
+        needed += self.graph.outputs
+        settled = False
+        while not settled:
+            self.layouts.clear()
+            self.own_layouts.clear()
+            settled = all([self.need_storage(t) for t in needed])
 
-    def need_storage(self, tensor: Tensor) -> None:
-        """Stores what ``tensor`` is a view of, and views on the way that strides cannot express."""
+    def need_storage(self, tensor: Tensor) -> bool:
+        """Stores what ``tensor`` is a view of; where strides cannot express it, what is on the way.
+
+        Returns whether strides express it.
+        """
         base = tensor
         while base.is_view and base.id not in self.stored:
             base = base.node.inputs[0]
         self.stored.add(base.id)
-        while True:
-            try:
-                self.layout(tensor)
-                return
-            except Misfit as misfit:
-                self.stored |= misfit.tensors
+        try:
+            self.layout(tensor)
+        except Misfit as misfit:
+            self.store(misfit.tensors)
+            return False
+        return True
 
     def layout(self, tensor: Tensor) -> tuple[Tensor, Layout]:
         """(stored tensor, how ``tensor`` lies in it), for a tensor that is stored or a view."""
@@ -183,7 +206,8 @@ class _Fuser:
             dest = tensor.node.inputs[0]
             base, layout = self.layout(dest)
             dense = layout.is_dense and layout.size == base.size and dest.dtype == base.dtype
-            self.own_layouts[tensor.id] = layout if dense else contiguous(tensor.shape)
+            alike = dense and tensor.id not in self.row_major
+            self.own_layouts[tensor.id] = layout if alike else contiguous(tensor.shape)
         return self.own_layouts[tensor.id]
 
     def store_deep_values(self) -> None:

@@ -66,15 +66,16 @@ def chain_stacked_updates(graph: Graph) -> Graph:
 
     for node in _updates_first(graph.live_nodes(), updates):
         out = node.out
+        if out.id in stacks:
+            mapped[out.id] = newest[stacks[out.id].id]
+            continue
+        look_at(node.inputs)
         if out.id in updates:
             inputs = [mapped[t.id] for t in node.inputs]
             part = updates[out.id]
             version = newest.get(part.whole.id, mapped[part.whole.id])
             newest[part.whole.id] = _update_part(new, node, version, inputs, part)
-        elif out.id in stacks:
-            mapped[out.id] = newest[stacks[out.id].id]
         else:
-            look_at(node.inputs)
             mapped[out.id] = new.copy(node, mapped)
     look_at(graph.outputs)
     new.outputs = [mapped[t.id] for t in graph.outputs]

@@ -172,6 +172,8 @@ class _Planner:
             return "only a part of its array is updated"
         if node_dest.dtype != dest.dtype:
             return "its array is seen in another type"
+        if layout != self.layout_of(unit.outs[0].tensor)[1]:
+            return "its array lies in another order"
         if any(r.tensor is dest for r in unit.srcs[1:]):
             return "it is updated from its own old value"
         if dest.id in shown:

@@ -255,3 +255,70 @@ def test_an_array_put_together_from_its_updated_parts_is_updated_where_it_lies(f
     explanation = step.explain(PAIRS, ROWS, jnp.int32(1))
     assert not explanation.copies, explanation
     assert "COPY" not in explanation.splits[0].ops
+
+
+@pytest.mark.parametrize("donated", [(), (0,), (0, 1)])
+def test_an_updated_part_is_the_rows_of_another_array_as_it_is(donated):
+    """A scatter of which no dimension is inserted takes its rows without a view before them."""
+    window = lax.ScatterDimensionNumbers((1,), (), (0,))
+
+    def fun(a, b, at, where):
+        rows = [lax.dynamic_update_slice(a[n], -a[n, :1], (at, 0)) for n in range(2)]
+        others = [lax.scatter(b[n], where, rows[n], window) for n in range(2)]
+        return jnp.stack(others), jnp.stack(rows)
+
+    a = jnp.arange(1.0, 7).reshape(2, 3, 1)
+    where = jnp.array([[0], [2], [3]])
+    equal_jit(fun, a, CACHE[0, :2], FIRST, where, donate_argnums=donated)
+
+
+def of_an_argument(c):
+    return c.T
+
+
+def of_a_value(c):
+    return (c * 2).T
+
+
+def with_a_row_of_its_own(c):
+    return c.T.at[0].set(-1.0)
+
+
+def turned_twice(c):
+    return c.reshape(4, 3, 2).transpose(2, 1, 0).transpose(0, 2, 1).reshape(2, 12)
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+@pytest.mark.parametrize(
+    "turned",
+    [of_an_argument, of_a_value, with_a_row_of_its_own, turned_twice],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_turned_array_is_updated_and_also_read_where_it_has_to_be_copied(
+    turned, returned, donated
+):
+    """The copy is what is updated then, and another update of it lies like the copy, too."""
+
+    def fun(c, i):
+        old = turned(c)
+        new = old.at[i].set(0.0)
+        newer = new.at[i - 1].add(1.0)
+        flat = jnp.sin(old.reshape(3, 8))
+        return (new, newer, flat) if returned else (new.sum(), newer * 2, flat)
+
+    c = jnp.arange(24, dtype=jnp.float32).reshape(4, 6)
+    equal_jit(fun, c, FIRST, donate_argnums=donated)
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_an_updated_turned_array_is_seen_in_a_shape_that_only_a_copy_has(donated):
+    """Such an update lies row-major, as no strides show it so where its array lies."""
+
+    def fun(c, i):
+        new = c.T.at[i].set(-1.0).at[i + 1].add(c[:, 0])
+        return new, new.reshape(3, 8), new.reshape(3, 8) @ jnp.ones((8, 2))
+
+    c = jnp.arange(24, dtype=jnp.float32).reshape(4, 6)
+    equal_jit(fun, c, FIRST, donate_argnums=donated)
+    equal_jit(lambda c, i: fun(c, i)[1], c, FIRST, donate_argnums=donated)
