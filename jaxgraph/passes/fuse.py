@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 
@@ -28,6 +29,8 @@ from jaxgraph.passes.visible import bound_of
 
 # Operations on top of each other in one expression; a program holds 112 instructions.
 _MAX_DEPTH = 80
+# Elements of a kernel that costs its launch and nothing else.
+_FEW = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -360,7 +363,9 @@ class _Merger:
         return reads
 
     def _candidates(self) -> list[tuple[int, int]]:
-        """Pairs worth a trial: producer and consumer, pieces of one concatenation, lone scalars."""
+        """Pairs worth a trial: producer and consumer, pieces of one concatenation, lone scalars,
+        and what a few elements of operands become, such as each layer's lengths of sequences.
+        """
         pairs: list[tuple[int, int]] = []
         for b, fit in self.fits.items():
             for tensor in fit.reads:
@@ -370,6 +375,12 @@ class _Merger:
             pairs += list(zip(pieces, pieces[1:], strict=False))
         scalars = [i for i, fit in self.fits.items() if fit.space == ()]
         pairs += list(zip(scalars, scalars[1:], strict=False))
+        small: dict[tuple[int, ...], list[int]] = {}
+        for i, fit in self.fits.items():
+            if math.prod(fit.space) <= _FEW and not any(t.id in self.writers for t in fit.reads):
+                small.setdefault(fit.space, []).append(i)
+        for group in small.values():
+            pairs += list(zip(group, group[1:], strict=False))
         return [(a, b) for a, b in pairs if a != b and self._same_space(a, b)]
 
     def _same_space(self, a: int, b: int) -> bool:

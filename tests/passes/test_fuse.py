@@ -74,6 +74,22 @@ def test_kernels_of(fun, expected):
     assert kernels(fused(fun, X)) == expected
 
 
+@pytest.mark.parametrize(("size", "expected"), [(1, 1), (2, 1), (64, 1), (65, 4)])
+def test_few_elements_of_operands_share_a_kernel(size, expected):
+    """A length of each sequence, say, kept with each layer."""
+    layers = [jnp.full(size, i, jnp.int32) for i in range(4)]
+    assert kernels(fused(lambda *layers: [n + 1 for n in layers], *layers)) == {"expr": expected}
+
+
+def test_few_elements_that_are_computed_wait_for_nobody():
+    """Beside an operand's few elements those of a product: its own kernel, behind the product."""
+
+    def fun(lengths, x):
+        return lengths + 1, jnp.maximum((x @ W)[:, 0], 0)
+
+    assert kernels(fused(fun, jnp.zeros(2, jnp.int32), X)) == {"expr": 2, "matmul": 1}
+
+
 def test_a_residual_stream_is_stored_not_recomputed():
     """Each layer adds to x; without storage the last layer would add up all that came before."""
 
