@@ -5,15 +5,20 @@ output reads, once unrolled, ``concat([set_rows(cache[0], ..), set_rows(cache[1]
 cache of keys and values in one array is taken apart and stacked again along two axes. The same
 value is ``set_rows(.. set_rows(cache, at layer 0 ..) .., at layer L-1 ..)``: a chain on one array,
 which storage planning can then do in place.
+
+So is a layer that is taken out, updated, and put back: ``set_rows(cache, set_rows(cache[0], ..), at
+layer 0)`` writes the whole layer for the sake of a row.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxgraph.frontend.shaping import reshape, take
+from jaxgraph.graph import layout as ly
+from jaxgraph.graph import views
 from jaxgraph.graph.ir import Graph, Node, Tensor
 
 
@@ -42,14 +47,24 @@ def chain_stacked_updates(graph: Graph) -> Graph:
     """A graph that computes the same, with stacks of updates turned into chains."""
     updates: dict[int, Part] = {}  # set_rows output id -> what it is of the stacked array
     stacks: dict[int, Tensor] = {}  # concat output id -> the stacked array
+    followed: set[int] = set()  # arrays of which a new version is found
     for node in graph.live_nodes():
-        if node.kind == "concat":
-            found = _stack_of_updates(node)
-            # One chain an array: a second stack of updates starts from the original again.
-            taken = {part.whole.id for part in updates.values()}
-            if found is not None and not taken & {part.whole.id for part in found.values()}:
-                updates.update(found)
-                stacks[node.out.id] = next(iter(found.values())).whole
+        found = _stack_of_updates(node) if node.kind == "concat" else _put_back(node)
+        if found is None:
+            continue
+        # One chain an array: a second stack of updates starts from the original again.
+        whole = next(iter(found.values())).whole
+        if whole.id in followed:
+            continue
+        followed.add(whole.id)
+        first = stacks.get(whole.id)
+        if first is not None:  # this array is itself such a version: all are one chain
+            before = [part for part in updates.values() if part.whole is first]
+            if all(_apart(part, other) for part in found.values() for other in before):
+                whole = first
+        for id, part in found.items():
+            updates[id] = dataclasses.replace(part, whole=whole)
+        stacks[node.out.id] = whole
     if not stacks:
         return graph
 
@@ -64,7 +79,7 @@ def chain_stacked_updates(graph: Graph) -> Graph:
                 part = updates[t.id]
                 mapped[t.id] = _take_part(new, newest[part.whole.id], part, t, t.node.label)
 
-    for node in _updates_first(graph.live_nodes(), updates):
+    for node in _updates_first(graph.live_nodes(), updates, stacks):
         out = node.out
         if out.id in stacks:
             mapped[out.id] = newest[stacks[out.id].id]
@@ -82,7 +97,9 @@ def chain_stacked_updates(graph: Graph) -> Graph:
     return new
 
 
-def _updates_first(nodes: Sequence[Node], updates: dict[int, Part]) -> list[Node]:
+def _updates_first(
+    nodes: Sequence[Node], updates: dict[int, Part], stacks: dict[int, Tensor]
+) -> list[Node]:
     """The nodes in an order in which those that read an update come as late as they can.
 
     Who reads keys then sees the version in which the values are updated, too: the one before is
@@ -91,7 +108,12 @@ def _updates_first(nodes: Sequence[Node], updates: dict[int, Part]) -> list[Node
     position = {node.out.id: i for i, node in enumerate(nodes)}
     waits = [len({t.id for t in node.inputs}) for node in nodes]
     readers: list[list[int]] = [[] for _ in nodes]
-    reads = [any(t.id in updates for t in node.inputs) for node in nodes]
+    new_versions = [node for node in nodes if node.out.id in stacks]
+    on_the_way = {t.id for node in new_versions for t in _views_of_updates(node)}
+    reads = [
+        node.out.id not in on_the_way and any(t.id in updates for t in node.inputs)
+        for node in nodes
+    ]
     for i, node in enumerate(nodes):
         for t in {t.id for t in node.inputs}:
             readers[position[t]].append(i)
@@ -106,6 +128,16 @@ def _updates_first(nodes: Sequence[Node], updates: dict[int, Part]) -> list[Node
             if waits[reader] == 0:
                 heapq.heappush(ready, (reads[reader], reader))
     return order
+
+
+def _views_of_updates(version: Node) -> Iterator[Tensor]:
+    """The new version of an array, and as what it reads the update that it puts back."""
+    yield version.out
+    if version.kind == "set_rows":
+        update = version.inputs[1]
+        while _only_unit_dimensions(update.node):
+            yield update
+            update = update.node.inputs[0]
 
 
 def _take_part(new: Graph, version: Tensor, part: Part, like: Tensor, label: str) -> Tensor:
@@ -144,6 +176,50 @@ def _stack_of_updates(concat: Node) -> dict[int, Part] | None:
         return None
     same = (part.whole.shape, part.whole.dtype) == (concat.out.shape, concat.out.dtype)
     return found if same else None
+
+
+def _put_back(node: Node) -> dict[int, Part] | None:
+    """What an update is a part of that this node writes back to where its part was taken from."""
+    if node.kind != "set_rows":
+        return None
+    whole, rows, *columns = node.inputs
+    at = dict(node.attrs["fixed"])
+    for d, column in zip(node.attrs["dims"], columns, strict=True):
+        number = _known_index(column)
+        if number is None:
+            return None
+        at[d] = number
+    update = rows
+    while _only_unit_dimensions(update.node):
+        update = update.node.inputs[0]
+    found: dict[int, Part] = {}
+    if update.node.kind != "set_rows" or len(whole.shape) > 7:
+        return None
+    part = _updated(update, found)
+    if part is None or part.whole is not whole:
+        return None
+    sizes = tuple(1 if d in part.at else n for d, n in enumerate(whole.shape))
+    same = at == {d: i for d, i in part.at.items() if whole.shape[d] > 1}
+    return found if same and rows.shape == (1, *sizes) else None
+
+
+def _known_index(column: Tensor) -> int | None:
+    """The number that an index of one element is, if it is known."""
+    path: list[Node] = []
+    while column.is_view and column.node.kind != "bitcast":
+        path.append(column.node)
+        column = column.node.inputs[0]
+    if column.node.kind == "concat" and len(column.shape) == 1:
+        line, _ = views.apply_path(path, ly.contiguous(column.shape))
+        if line is None or line.size != 1 or len(column.node.inputs) != column.size:
+            return None
+        return _known_index(column.node.inputs[line.offset])
+    return column.node.attrs["value"] if column.node.kind == "const" else None
+
+
+def _apart(a: Part, b: Part) -> bool:
+    """Have two parts of one array no element in common?"""
+    return any(d in b.at and b.at[d] != at for d, at in a.at.items())
 
 
 def _updated(x: Tensor, found: dict[int, Part]) -> Part | None:

@@ -159,7 +159,46 @@ def rows_come_from_the_layer_before(c, rows, at):
     return together(pairs), row
 
 
+def put_back(c, rows, at):
+    for i in range(3):
+        for j in range(2):
+            c = c.at[:, i, j].set(updated(c[:, i, j], rows[i, j], at))
+    return c
+
+
+def put_back_by_index(c, rows, at):
+    for i in range(3):
+        layer = c[:, i].at[:, :, at].set(rows[i, :, :, 0].swapaxes(0, 1))
+        c = lax.dynamic_update_index_in_dim(c, layer, i, 1)
+    return c
+
+
+def put_back_in_a_loop(c, rows, at):
+    def body(i, carry):
+        c, total = carry
+        layer = c[:, i].at[:, :, at].set(rows[i, :, :, 0].swapaxes(0, 1))
+        return c.at[:, i].set(layer), total + layer[:, 0] - layer[:, 1]
+
+    return lax.fori_loop(0, 3, body, (c, jnp.zeros((2, 5, 4))))
+
+
+def put_back_and_read_together(c, rows, at):
+    out, row = [], rows[0]
+    for i in range(3):
+        k = updated(c[:, i, 0], row[0] + rows[i, 0], at)
+        c = c.at[:, i, 0].set(k)
+        v = updated(c[:, i, 1], row[1], at)
+        c = c.at[:, i, 1].set(v)
+        row = row + k[:, :1] - v[:, 1:2]
+        out.append(k - v)
+    return c, out
+
+
 STACKS = [
+    put_back,
+    put_back_by_index,
+    put_back_in_a_loop,
+    put_back_and_read_together,
     all_parts,
     stacked_along_the_other_axis_first,
     scattered,
@@ -227,7 +266,61 @@ def a_drop_along_a_dimension_of_one(c, rows, at):
     return jnp.stack([r.at[:, :, at - 1].set(c[0, 0, 0, 0], mode="drop") for r in rows])
 
 
+def put_back_elsewhere(c, rows, at):
+    for i in range(3):
+        c = c.at[:, (i + 1) % 3].set(c[:, i].at[:, :, at].set(rows[i, :, :, 0].swapaxes(0, 1)))
+    return c
+
+
+def put_back_into_a_newer_version(c, rows, at):
+    first = c.at[:, 0].set(c[:, 0].at[:, :, at].set(rows[0, 0, 0, 0]))
+    return first.at[:, 0].set(c[:, 0].at[:, :, at - 1].set(rows[0, 0, 0, 0]))
+
+
+def put_back_twice_from_one_version(c, rows, at):
+    first = c.at[:, 0].set(c[:, 0].at[:, :, at].set(rows[0, 0, 0, 0]))
+    second = c.at[:, 1].set(c[:, 1].at[:, :, at].set(rows[1, 0, 0, 0]))
+    return first, second
+
+
+def put_back_twice_and_read_before(c, rows, at):
+    k = updated(c[:, 0, 0], rows[0, 0], at)
+    c = c.at[:, 0, 0].set(k)
+    again = updated(c[:, 0, 0], rows[1, 0], at)
+    return c.at[:, 0, 0].set(again), k * 2, again * 3
+
+
+def put_back_and_the_version_between_returned(c, rows, at):
+    versions = [c]
+    for i in range(2):
+        c = c.at[:, i].set(c[:, i].at[:, :, at].set(rows[i, 0, 0, 0]))
+        versions.append(c)
+    return versions
+
+
+def put_back_in_part(c, rows, at):
+    layer = c[:, 1].at[:, :, at].set(rows[0, 0, 0, 0])
+    return c.at[:, 1, :1].set(layer[:, :1])
+
+
+def put_back_where_an_index_says(c, rows, at):
+    return c.at[:, at % 3].set(c[:, 1].at[:, :, at].set(rows[0, 0, 0, 0]))
+
+
+def put_back_and_stacked(c, rows, at):
+    parts = apart(c, rows, at)
+    return c.at[:, 1, 0].set(parts[1][0]), together(parts)
+
+
 NO_STACKS = [
+    put_back_elsewhere,
+    put_back_into_a_newer_version,
+    put_back_twice_from_one_version,
+    put_back_twice_and_read_before,
+    put_back_and_the_version_between_returned,
+    put_back_in_part,
+    put_back_where_an_index_says,
+    put_back_and_stacked,
     layers_change_places,
     keys_and_values_change_places,
     a_layer_is_there_twice,
