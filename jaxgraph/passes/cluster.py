@@ -223,8 +223,7 @@ class Cluster:
             raise Misfit(set())
         layout, failed = views.apply_path(path, lies)
         if layout is None:
-            assert failed is not None
-            raise Misfit({failed.inputs[0].id})
+            raise self.inexpressible(tensor, path, failed)
         if self.is_row and not per_row and self.is_row_invariant(layout):
             per_row = True
         strides = self.strides(layout, per_row)
@@ -268,9 +267,23 @@ class Cluster:
         """Which element of ``tensor`` the path reads at each index, as strides."""
         layout, failed = views.apply_path(path, ly.contiguous(tensor.shape))
         if layout is None:
-            assert failed is not None
-            raise Misfit({failed.inputs[0].id})
+            raise self.inexpressible(tensor, path, failed)
         return layout
+
+    def inexpressible(self, tensor: Tensor, path: Path, failed: Node | None) -> Misfit:
+        """What to store where strides cannot express the view ``failed`` of the path.
+
+        Its input; but that may be made of what another kernel computes, if this one is inside it.
+        Then it is the operand that ``tensor`` is, with the views of it alone.
+        """
+        assert failed is not None
+        if not self.inner:
+            return Misfit({failed.inputs[0].id})
+        for view in reversed(path):
+            if view.inputs[0] is not tensor:
+                break
+            tensor = view.out
+        return Misfit({tensor.id})
 
     def is_identity(self, tensor: Tensor, path: Path, per_row: bool) -> bool:
         mapping = self.map(tensor, path)

@@ -651,3 +651,25 @@ def test_pages_that_a_table_lists_are_gathered_once_and_seen_as_one_cache(kv, or
         assert split.ops["ATTENTION"] == 1
     for _ in range(3):
         np.testing.assert_allclose(step(*args), jax.jit(fun)(*args), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_a_bias_of_heads_is_copied_where_heads_and_queries_are_grouped(repeated):
+    """No strides show a row of each head for the queries of all heads that share keys."""
+    heads, queries, length = 4, 3, 16
+    rng = np.random.default_rng(0)
+
+    def some(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    def fun(q, k, v, slopes, n):
+        k, v = (jnp.repeat(t, heads // repeated, 1) for t in (k, v))
+        s = q @ k.swapaxes(-1, -2) / 4 + slopes[:, None, None] * jnp.arange(length)
+        return jax.nn.softmax(jnp.where(jnp.arange(length) <= n, s, -jnp.inf)) @ v
+
+    k, v = (some(2, repeated, length, 8) for _ in range(2))
+    args = some(2, heads, queries, 8), k, v, some(heads), jnp.int32(9)
+    assert len(attention_units(fun, *args)) == 1
+    step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
+    for _ in range(3):
+        np.testing.assert_allclose(step(*args), jax.jit(fun)(*args), rtol=1e-5, atol=1e-5)
