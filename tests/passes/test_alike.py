@@ -54,8 +54,9 @@ def plan(fun, *args):
     assert [s.backend for s in explained.splits] == ["native"]
 
 
-X, Y = jnp.ones((4, 64)), jnp.ones((4, 64), jnp.bfloat16)
-SQUARE = jnp.ones((64, 64))
+# Rows so long that their kernels are not joined for being small.
+X, Y = jnp.ones((4, 256)), jnp.ones((4, 256), jnp.bfloat16)
+SQUARE = jnp.ones((256, 256))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ SQUARE = jnp.ones((64, 64))
         (lambda x, y: (x[0] - y[1], y[2] - y[3]), 2),
         # Rows, and rows of parts.
         (lambda x, y: (jax.nn.softmax(x[:2]), jax.nn.softmax(y[2:])), 1),
-        (lambda x, y: (jax.nn.softmax(x), jax.nn.softmax(y.reshape(8, 32))), 2),
+        (lambda x, y: (jax.nn.softmax(x), jax.nn.softmax(y.reshape(8, 128))), 2),
         (lambda x, y: (jnp.max(x, -1), jnp.min(y, -1)), 2),
     ],
 )
@@ -98,9 +99,13 @@ def test_the_bits_of_parts_are_read_where_they_lie(built):
 
     def fun(x, y):
         def as_floats(a):
-            return jax.lax.bitcast_convert_type(a.reshape(4, 32, 2), jnp.float32)
+            return jax.lax.bitcast_convert_type(a.reshape(4, 128, 2), jnp.float32)
 
-        return as_floats(x)[1] + x[2, :32], as_floats(y)[2] + y[3, :32], as_floats(y)[1] + y[3, :32]
+        return (
+            as_floats(x)[1] + x[2, :128],
+            as_floats(y)[2] + y[3, :128],
+            as_floats(y)[1] + y[3, :128],
+        )
 
     plan(fun, Y, Y)
     assert len(built) == 1
