@@ -299,8 +299,9 @@ def test_random_programs_equal_jit(case: Case):
 
 
 # What the table above has not: names that only other transformations or other versions of JAX make,
-# comparisons that no function of jax.lax makes, and views that this JAX spells in another way.
-NOT_GENERATED = {"add_any", "copy_p", "pvary", "expand_dims", *special.TOTAL}
+# comparisons that no function of jax.lax makes, views that this JAX spells in another way, and what
+# may give other elements than XLA where there are NaN or ties (tests/frontend/test_primitives.py).
+NOT_GENERATED = {"add_any", "copy_p", "pvary", "expand_dims", "approx_top_k", *special.TOTAL}
 NEWER = {"one_minus_square", "log2", "stack", "unstack", "tile"}
 
 
