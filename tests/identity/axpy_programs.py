@@ -37,9 +37,12 @@ NUMBER = {name: i for i, name in enumerate(BASES)}
 
 
 def examples(number):
-    """Settings of a property test; JAXGRAPH_FUZZ=100 tries a hundred times as much, at random."""
+    """Settings of a property test; JAXGRAPH_FUZZ=100 tries a hundred times as much, at random.
+
+    Less than that, as in CI, is the same at each run.
+    """
     more = int(os.environ.get("JAXGRAPH_FUZZ", "1"))
-    return settings(max_examples=number * more, deadline=None, derandomize=more == 1)
+    return settings(max_examples=number * more, deadline=None, derandomize=more < 100)
 
 
 def axpy_params(k, shape=(WIDTH,)):

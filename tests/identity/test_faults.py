@@ -4,7 +4,7 @@ import random
 
 import pytest
 from axpy_programs import Caller, close, examples, load, random_steps, testing
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 # Without these there is no way on: their failures are the caller's. (A join: where branches really
@@ -64,6 +64,7 @@ def test_every_call_in_turn(call, seed, skip, times, depth, out_of_memory):
 
 
 @given(seed=st.integers(0, 10**6), chunk=st.integers(0, 20))
+@example(seed=10364, chunk=18)
 @examples(60)
 def test_a_launch_that_fails_at_a_later_chunk_updates_the_cache_once(seed, chunk):
     rng = random.Random(seed)
@@ -75,6 +76,8 @@ def test_a_launch_that_fails_at_a_later_chunk_updates_the_cache_once(seed, chunk
     machine.fail("LaunchGraph", skip=chunk)
     for _ in range(4):
         caller.call(machine, program, body)  # holds the cache against numpy
+    if machine.failures():  # maybe in the last of these calls, where chunks are few
+        caller.call(machine, program, body)
     stats = machine.stats()
     assert stats["failures"] == machine.failures() <= 1
     assert stats["captures"] == 1 + stats["failures"], "tried again, once"
