@@ -11,7 +11,7 @@ import math
 import numpy as np
 from jax import lax
 
-from jaxgraph.frontend.elementwise import constant, convert
+from jaxgraph.frontend.elementwise import Builder, convert
 from jaxgraph.frontend.flatten import FlatEqn
 from jaxgraph.frontend.shaping import reshape, take, transpose
 from jaxgraph.graph import dtypes, expression
@@ -180,32 +180,27 @@ def _with_all_updates(
         if column.dtype.itemsize < 4:
             column = convert(graph, column, np.int32, label)
         if mode == CLIP:
-            for op, bound in (("max", 0), ("min", x.shape[d] - 1)):
-                bound = constant(graph, bound, (n,), column.dtype, label)
-                column = _elementwise(graph, op, (column, bound), column.dtype, label)
+            op = Builder(graph, column, column.dtype, label)
+            column = op("min", op("max", column, 0), x.shape[d] - 1)
         place = graph.add("iota", (), (x.shape[d],), np.int32, label)
         place = convert(graph, place, column.dtype, label)
-        operands = (
+        place, column = (
             graph.add("broadcast", (t,), shape, column.dtype, label, dims=(at,))
             for t, at in ((place, d), (column, len(x.shape)))
         )
-        here = _elementwise(graph, "eq", tuple(operands), np.bool_, label)
-        hit = here if hit is None else _elementwise(graph, "and", (hit, here), np.bool_, label)
+        op = Builder(graph, place, column.dtype, label)
+        here = op.test("eq", place, column)
+        hit = here if hit is None else op.test("and", hit, here)
     assert hit is not None
     wide = np.promote_types(x.dtype, np.float32) if dtypes.is_float(x.dtype) else x.dtype
     rows = transpose(graph, convert(graph, rows, wide, label), (*range(1, len(shape)), 0), label)
     rows = graph.add("broadcast", (rows,), shape, wide, label, dims=tuple(range(len(shape))))
-    zero = constant(graph, 0, shape, wide, label)
-    kept = _elementwise(graph, "select", (hit, zero, rows), wide, label)
+    kept = Builder(graph, rows, wide, label).choose(hit, rows, 0)
     total = graph.add("reduce", (kept,), x.shape, wide, label, op="sum")
     is_hit = graph.add("reduce", (hit,), x.shape, np.bool_, label, op="or")
-    total = _elementwise(graph, "add", (convert(graph, x, wide, label), total), wide, label)
+    total = Builder(graph, x, wide, label)("add", convert(graph, x, wide, label), total)
     total = convert(graph, total, x.dtype, label)
-    return _elementwise(graph, "select", (is_hit, x, total), x.dtype, label)
-
-
-def _elementwise(graph: Graph, op: str, operands: tuple[Tensor, ...], dtype, label: str) -> Tensor:
-    return graph.add("elementwise", operands, operands[0].shape, dtype, label, op=op, aux=0)
+    return Builder(graph, x, x.dtype, label).choose(is_hit, total, x)
 
 
 def takes_whole_rows(gather: Node) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxgraph.frontend import contraction, ordering
-from jaxgraph.frontend.elementwise import constant, convert
+from jaxgraph.frontend.elementwise import Builder, convert
 from jaxgraph.frontend.flatten import FlatEqn
 from jaxgraph.frontend.indexing import CLIP
 from jaxgraph.frontend.shaping import reshape
@@ -44,11 +44,11 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     m, groups = rows.shape[0], table.shape[0]
     (_, (contracted,)), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     group = _groups_before(graph, m, convert(graph, sizes, np.int32, label), label)
-    last = constant(graph, groups - 1, (m,), np.int32, label)
-    chosen = graph.add("elementwise", (group, last), (m,), np.int32, label, op="min", aux=0)
+    op = Builder(graph, group, np.int32, label)
+    last = op.number(groups - 1)
     gathered = graph.add(
         "gather",
-        (table, chosen),
+        (table, op("min", group, last)),
         (m, 1, *table.shape[1:]),
         table.dtype,
         label,
@@ -60,11 +60,9 @@ def lower(graph: Graph, eqn: FlatEqn, inputs: list[Tensor], label: str) -> list[
     left = contraction.Side(rows, batch=(0,), contracted=(1,))
     right = contraction.Side(matrices, batch=(0,), contracted=(contracted,))
     product = contraction.multiply(graph, left, right, out.dtype, label)
-    none = graph.add("elementwise", (group, last), (m,), np.bool_, label, op="gt", aux=0)
+    none = op.test("gt", group, last)
     none = graph.add("broadcast", (none,), out.shape, np.bool_, label, dims=(0,))
-    zero = constant(graph, 0, out.shape, out.dtype, label)
-    cases = (none, product, zero)
-    return [graph.add("elementwise", cases, out.shape, out.dtype, label, op="select", aux=0)]
+    return [Builder(graph, product, out.dtype, label).choose(none, 0, product)]
 
 
 def _groups_before(graph: Graph, m: int, sizes: Tensor, label: str) -> Tensor:
@@ -74,7 +72,7 @@ def _groups_before(graph: Graph, m: int, sizes: Tensor, label: str) -> Tensor:
     ends = graph.add("broadcast", (ends,), shape, np.int32, label, dims=(1,))
     row = graph.add("iota", (), (m,), np.int32, label)
     row = graph.add("broadcast", (row,), shape, np.int32, label, dims=(0,))
-    ended = graph.add("elementwise", (ends, row), shape, np.bool_, label, op="le", aux=0)
+    ended = Builder(graph, ends, np.int32, label).test("le", ends, row)
     ended = convert(graph, ended, np.int32, label)
     if sizes.shape[0] == 1:  # nothing to reduce; the passes count on rows longer than one
         return reshape(graph, ended, (m,), label)
