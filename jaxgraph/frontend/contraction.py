@@ -265,9 +265,7 @@ def _across_rows(x: Tensor, layout: ly.Layout) -> set[int]:
     In memory they may be one matrix, but a product that reads them from their table takes each by
     itself.
     """
-    base = x
-    while base.is_view:
-        base = base.node.inputs[0]
+    base, _ = views.behind(x)
     if base.node.kind != "gather" or takes_whole_rows(base.node) is None:
         return set()
     row = math.prod(base.shape[1:])
@@ -319,9 +317,8 @@ def _as_it_lies(graph: Graph, x: Tensor) -> Tensor:
         return graph.add(node.kind, (narrow,), x.shape, narrow.dtype, node.label, **node.attrs)
     if node.kind != "elementwise" or node.attrs["op"] != "convert" or x.dtype != np.float32:
         return x
-    source = base = node.inputs[0]
-    while base.is_view:
-        base = base.node.inputs[0]
+    source = node.inputs[0]
+    base, _ = views.behind(source)
     return (
         source
         if dtypes.is_float(source.dtype) and source.dtype.itemsize == 2 and not base.is_virtual

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from jaxgraph.frontend.flatten import FlatEqn
-from jaxgraph.graph import dtypes
+from jaxgraph.graph import dtypes, views
 from jaxgraph.graph.ir import Graph, Tensor
 
 VIEWS = frozenset(
@@ -192,9 +192,7 @@ def bitcast(graph: Graph, x: Tensor, shape, dtype, label: str) -> Tensor:
     """The bits of ``x`` as another type: what lies in memory is read so, another value made so."""
     if x.dtype == np.dtype(dtype):
         return x
-    base = x
-    while base.is_view:
-        base = base.node.inputs[0]
+    base, _ = views.behind(x)
     if base.is_virtual and x.dtype.itemsize == np.dtype(dtype).itemsize:
         aux = dtypes.code_of(x.dtype)
         return graph.add("elementwise", (x,), x.shape, dtype, label, op="bitcast", aux=aux)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxgraph.graph import layout as ly
-from jaxgraph.graph.ir import Node, Tensor
+from jaxgraph.graph.ir import Graph, Node, Tensor
 from jaxgraph.graph.layout import Layout
 
 
@@ -42,12 +42,37 @@ def apply_path(path: Sequence[Node], x: Layout) -> tuple[Layout | None, Node | N
     return x, None
 
 
+def behind(
+    x: Tensor, path: Sequence[Node] = (), own_type: bool = False
+) -> tuple[Tensor, tuple[Node, ...]]:
+    """What ``x`` is a view of.
+
+    Args:
+      x: any tensor.
+      path: views through which it is seen itself, from the outermost to the innermost.
+      own_type: not behind a view of the bits as another type.
+
+    Returns:
+      (what is no such view, the path down to it).
+    """
+    nodes = list(path)
+    while x.is_view and not (own_type and x.node.kind == "bitcast"):
+        nodes.append(x.node)
+        x = x.node.inputs[0]
+    return x, tuple(nodes)
+
+
+def seen_through(graph: Graph, x: Tensor, path: Sequence[Node]) -> Tensor:
+    """``x`` through the same views (of values, not of bits) and conversions, the last one first."""
+    for node in reversed(path):
+        dtype = x.dtype if node.out.is_view else node.out.dtype
+        x = graph.add(node.kind, (x,), node.out.shape, dtype, node.label, **node.attrs)
+    return x
+
+
 def is_index(x: Tensor, path: Sequence[Node] = ()) -> bool:
     """Is ``x``, seen through the path, the index along the last axis?"""
-    path = list(path)
-    while x.is_view:
-        path.append(x.node)
-        x = x.node.inputs[0]
+    x, path = behind(x, path)
     if x.node.kind != "iota" or any(node.kind == "bitcast" for node in path):
         return False
     line, _ = apply_path(path, ly.contiguous(x.shape))
@@ -61,9 +86,6 @@ def is_index(x: Tensor, path: Sequence[Node] = ()) -> bool:
 
 def strided(x: Tensor) -> Layout | None:
     """How ``x`` lies in what it is a view of, if that is row-major and strides can express it."""
-    path = []
-    while x.is_view:
-        path.append(x.node)
-        x = x.node.inputs[0]
+    x, path = behind(x)
     layout, _ = apply_path(path, ly.contiguous(x.shape))
     return layout

@@ -91,17 +91,10 @@ def _attention(new: Graph, mapped: dict[int, Tensor], match: Match) -> Tensor:
     q, k = _queries_and_keys(new, mapped, match)
     v = _unrepeated(new, mapped, match.last.inputs[1], match.v, match.repeats)
     shape = (*q.shape[:3], k.shape[3])
-    masked = _seen_through(new, mapped[match.scores.id], match.path)
+    masked = views.seen_through(new, mapped[match.scores.id], match.path)
     inputs = (q, k, v, reshape(new, masked, shape, label))
     mixed = new.add("attention", inputs, (*q.shape[:3], v.shape[3]), out.dtype, label)
     return reshape(new, mixed, out.shape, label)
-
-
-def _seen_through(new: Graph, x: Tensor, path: tuple[Node, ...]) -> Tensor:
-    """The views of the path, from the innermost (last) on, of ``x``."""
-    for view in reversed(path):
-        x = new.add(view.kind, (x,), view.out.shape, x.dtype, view.label, **view.attrs)
-    return x
 
 
 def _queries_and_keys(new: Graph, mapped: dict[int, Tensor], match: Match) -> tuple[Tensor, Tensor]:
@@ -209,8 +202,7 @@ def _product_in(masked: Tensor, path: tuple[Node, ...]) -> Node | None:
     stack, seen = [(masked, path)], set()
     while stack:
         x, path = stack.pop()
-        while x.is_view:
-            path, x = (*path, x.node), x.node.inputs[0]
+        x, path = views.behind(x, path)
         if (x.id, path) in seen:
             continue
         seen.add((x.id, path))

@@ -40,17 +40,8 @@ def choose_matrices(graph: Graph) -> Graph:
     return new
 
 
-def _behind_views(x: Tensor) -> tuple[Tensor, list[Node]]:
-    """What ``x`` shows in its own type, and the views, the outermost first."""
-    path = []
-    while x.is_view and x.node.kind != "bitcast":
-        path.append(x.node)
-        x = x.node.inputs[0]
-    return x, path
-
-
 def _is_gathered(x: Tensor) -> bool:
-    return _behind_views(x)[0].node.kind == "gather"
+    return views.behind(x, own_type=True)[0].node.kind == "gather"
 
 
 def _by_index(new: Graph, node: Node, left: Tensor, right: Tensor) -> Tensor | None:
@@ -59,7 +50,7 @@ def _by_index(new: Graph, node: Node, left: Tensor, right: Tensor) -> Tensor | N
     """
     if node.out.shape[2] > _MAX_ROWS:
         return None
-    right, path = _behind_views(right)
+    right, path = views.behind(right, own_type=True)
     gather = right.node
     place, _ = views.apply_path(path, ly.contiguous(right.shape))
     found = _rows_of_a_table(new, gather)

@@ -170,7 +170,7 @@ class Cluster:
             return self.compute(tensor, path, per_row)
         if tensor.is_view:
             if tensor.node.kind == "bitcast":
-                base = _base(tensor)
+                base = views.behind(tensor)[0]
                 in_memory = base.id in self.storages.stored and base.id not in self.inside
                 if base.is_virtual and not in_memory:  # only memory can be read in another type
                     raise Misfit({base.id})
@@ -373,9 +373,3 @@ def _expanded(shape: tuple[int, ...], walks: list[tuple[int, ...]]):
 
 def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
-
-
-def _base(tensor: Tensor) -> Tensor:
-    while tensor.is_view:
-        tensor = tensor.node.inputs[0]
-    return tensor

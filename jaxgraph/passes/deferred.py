@@ -12,7 +12,7 @@ from jaxgraph.frontend.elementwise import convert
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
 from jaxgraph.graph.ir import Graph, Node, Tensor
-from jaxgraph.passes.softmax import is_shifted_exponential, is_sum_of, without_converts
+from jaxgraph.passes.softmax import behind_both, is_shifted_exponential, is_sum_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,27 +58,19 @@ def _mix(new: Graph, mapped: dict[int, Tensor], mixed: Mixed) -> Tensor:
     dims = tuple(range(len(total.shape)))
     rows = new.add("broadcast", (total,), top.shape, top.dtype, label, dims=dims)
     weights = new.add("elementwise", (top, rows), top.shape, top.dtype, label, op="div", aux=0)
-    operands = (_again(new, weights, mixed.left), mapped[product.inputs[1].id])
+    operands = (views.seen_through(new, weights, mixed.left), mapped[product.inputs[1].id])
     out = new.add("matmul", operands, product.out.shape, product.out.dtype, label, **product.attrs)
-    return _again(new, out, mixed.seen)
-
-
-def _again(new: Graph, x: Tensor, nodes: tuple[Node, ...]) -> Tensor:
-    """``x`` through the same views and conversions, from the innermost (last) on."""
-    for node in reversed(nodes):
-        out = node.out
-        x = new.add(node.kind, (x,), out.shape, out.dtype, node.label, **node.attrs)
-    return x
+    return views.seen_through(new, out, mixed.seen)
 
 
 def _match(quotient: Node) -> Mixed | None:
     if quotient.kind != "elementwise" or quotient.attrs["op"] != "div":
         return None
-    product, seen = _behind(quotient.inputs[0])
+    product, seen = behind_both(quotient.inputs[0])
     if product.node.kind != "matmul" or len(product.node.inputs) != 2:
         return None
-    top, left = _behind(product.node.inputs[0])
-    total, rows = _behind(quotient.inputs[1])
+    top, left = behind_both(product.node.inputs[0])
+    total, rows = behind_both(quotient.inputs[1])
     if not (is_shifted_exponential(top) and is_sum_of(total, top)):
         return None
     mixed = Mixed(product.node, top, total, left, seen)
@@ -121,16 +113,3 @@ def _is_sum_of_its_row(mixed: Mixed, rows: tuple[Node, ...]) -> bool:
 def _layout(x: Tensor, nodes: tuple[Node, ...]) -> ly.Layout | None:
     path = tuple(node for node in nodes if node.out.is_view)
     return views.apply_path(path, ly.contiguous(x.shape))[0]
-
-
-def _behind(x: Tensor) -> tuple[Tensor, tuple[Node, ...]]:
-    """What lies behind views and conversions between floats, and those, the outermost first."""
-    nodes: list[Node] = []
-    while (x.is_view and x.node.kind != "bitcast") or _is_conversion(x):
-        nodes.append(x.node)
-        x = x.node.inputs[0]
-    return x, tuple(nodes)
-
-
-def _is_conversion(x: Tensor) -> bool:
-    return without_converts(x) is not x

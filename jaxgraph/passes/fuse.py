@@ -258,7 +258,7 @@ class _Fuser:
             return True
         if node.kind != "elementwise":
             return False
-        if node.attrs["op"] == "convert" and not _base(node.inputs[0]).is_virtual:
+        if node.attrs["op"] == "convert" and not views.behind(node.inputs[0])[0].is_virtual:
             return True
         seen: set[int] = set()
         stack, ops = [tensor], 0
@@ -419,10 +419,3 @@ class _Merger:
             if reader in reads:
                 reads[reader] = {b if u == a else u for u in reads[reader]} - {reader}
                 self.readers.setdefault(b, set()).add(reader)
-
-
-def _base(tensor: Tensor) -> Tensor:
-    """What ``tensor`` is a view of."""
-    while tensor.is_view:
-        tensor = tensor.node.inputs[0]
-    return tensor

@@ -205,10 +205,7 @@ def _put_back(node: Node) -> dict[int, Part] | None:
 
 def _known_index(column: Tensor) -> int | None:
     """The number that an index of one element is, if it is known."""
-    path: list[Node] = []
-    while column.is_view and column.node.kind != "bitcast":
-        path.append(column.node)
-        column = column.node.inputs[0]
+    column, path = views.behind(column, own_type=True)
     if column.node.kind == "concat" and len(column.shape) == 1:
         line, _ = views.apply_path(path, ly.contiguous(column.shape))
         if line is None or line.size != 1 or len(column.node.inputs) != column.size:

@@ -25,27 +25,28 @@ def softmax_operand(weights: Tensor) -> Tensor | None:
 
 def behind_views(x: Tensor) -> tuple[Tensor, tuple[Node, ...]]:
     """What lies behind views and conversions of ``x``, and the views, the outermost first."""
-    path: list[Node] = []
-    while True:
-        inner = without_converts(x)
-        if inner.is_view and inner.node.kind != "bitcast":
-            path.append(inner.node)
-            inner = inner.node.inputs[0]
-        if inner is x:
-            return x, tuple(path)
-        x = inner
+    x, nodes = behind_both(x)
+    return x, tuple(node for node in nodes if node.out.is_view)
+
+
+def behind_both(x: Tensor) -> tuple[Tensor, tuple[Node, ...]]:
+    """What lies behind views and conversions of ``x``, and those, the outermost first."""
+    nodes: list[Node] = []
+    while (x.is_view and x.node.kind != "bitcast") or _is_conversion(x):
+        nodes.append(x.node)
+        x = x.node.inputs[0]
+    return x, tuple(nodes)
 
 
 def without_converts(x: Tensor) -> Tensor:
     """Behind conversions between floats: the kernel computes in f32 throughout."""
-    while (
-        x.node.kind == "elementwise"
-        and x.node.attrs["op"] == "convert"
-        and is_float(x.node.inputs[0].dtype)
-        and is_float(x.dtype)
-    ):
+    while _is_conversion(x):
         x = x.node.inputs[0]
     return x
+
+
+def _is_conversion(x: Tensor) -> bool:
+    return _is_op(x, "convert") and is_float(x.node.inputs[0].dtype) and is_float(x.dtype)
 
 
 def is_shifted_exponential(x: Tensor) -> bool:
@@ -60,8 +61,7 @@ def is_sum_of(total: Tensor, x: Tensor) -> bool:
 
 def constant_of(x: Tensor) -> float | None:
     """The number that ``x`` is everywhere."""
-    while x.is_view:
-        x = x.node.inputs[0]
+    x, _ = views.behind(x)
     if x.node.kind != "const" or not is_float(x.dtype):
         return None
     bits, wide = x.node.attrs["value"], x.dtype == np.float64

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxgraph.frontend.elementwise import constant
+from jaxgraph.frontend.elementwise import Builder
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
 from jaxgraph.graph.dtypes import is_integer
@@ -49,17 +49,10 @@ def compared_with_last(new: Graph, mapped: dict[int, Tensor], node: Node) -> Ten
     """The comparison with max(length, 0) - 1 in the length's place: a bound, as it is stored."""
     inputs = list(node.inputs)
     at = 1 if node.attrs["op"] in ("lt", "ge") else 0
-    seen: list[Node] = []
-    length = inputs[at]
-    while length.is_view and length.node.kind != "bitcast":
-        seen.append(length.node)
-        length = length.node.inputs[0]
-    shape, dtype, label = length.shape, length.dtype, node.label
-    zero, one = (constant(new, n, shape, dtype, label) for n in range(2))
-    last = new.add("elementwise", (mapped[length.id], zero), shape, dtype, label, op="max", aux=0)
-    last = new.add("elementwise", (last, one), shape, dtype, label, op="sub", aux=0)
-    for view in reversed(seen):
-        last = new.add(view.kind, (last,), view.out.shape, dtype, view.label, **view.attrs)
+    length, seen = views.behind(inputs[at], own_type=True)
+    label = node.label
+    op = Builder(new, length, length.dtype, label)
+    last = views.seen_through(new, op("sub", op("max", mapped[length.id], 0), 1), seen)
     operands = [last if i == at else mapped[t.id] for i, t in enumerate(inputs)]
     attrs = node.attrs | {"op": _WITH_LAST[node.attrs["op"]]}
     return new.add("elementwise", operands, node.out.shape, node.out.dtype, label, **attrs)
@@ -88,8 +81,7 @@ def visible_bound(masked: Tensor, layout_of: LayoutOf) -> tuple[Tensor, ly.Layou
 
 def _bound_of_scores(x: Tensor, path: tuple[Node, ...], refused: list[Node]):
     """What ``bound_of`` says; ``refused``: comparisons with lengths that may be 0 are added."""
-    while x.is_view:
-        path, x = (*path, x.node), x.node.inputs[0]
+    x, path = views.behind(x, path)
     node = x.node
     if node.kind != "elementwise":
         return None
@@ -122,8 +114,7 @@ def _bound_of_mask(
     x: Tensor, path: tuple[Node, ...], alone: bool, negated: bool, refused: list[Node]
 ):
     """The bound of what ``x`` lets be seen, or, ``negated``, hides; ``alone``: by itself."""
-    while x.is_view:
-        path, x = (*path, x.node), x.node.inputs[0]
+    x, path = views.behind(x, path)
     node = x.node
     if node.kind != "elementwise":
         return None
@@ -160,8 +151,7 @@ def _integer_of_row(x: Tensor, path: tuple[Node, ...], room: int, alone: bool):
     With ``alone`` position 0 is seen wherever the bound is not negative: a row of which nothing is
     seen is a mean of all positions where what hides them is finite.
     """
-    while x.is_view:
-        path, x = (*path, x.node), x.node.inputs[0]
+    x, path = views.behind(x, path)
     if not is_integer(x.dtype) or x.node.kind == "iota":
         return None
     line, _ = views.apply_path(path, ly.contiguous(x.shape))
@@ -185,12 +175,10 @@ def _sum_with_number(x: Tensor) -> tuple[Tensor, int]:
 
 
 def _integer(x: Tensor) -> int | None:
-    while x.is_view:
-        x = x.node.inputs[0]
+    x, _ = views.behind(x)
     return x.node.attrs["value"] if x.node.kind == "const" and is_integer(x.dtype) else None
 
 
 def _is_always(x: Tensor, value: bool) -> bool:
-    while x.is_view:
-        x = x.node.inputs[0]
+    x, _ = views.behind(x)
     return x.node.kind == "const" and x.dtype == np.bool_ and x.node.attrs["value"] == value
