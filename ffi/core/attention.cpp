@@ -63,6 +63,20 @@ Status CheckBound(const Node& node, const AttentionParams& params) {
   return Status::Ok();
 }
 
+Status CheckSink(const Node& node, const AttentionParams& params) {
+  if (params.sink_source == 0) return Status::Ok();
+  if (params.sink_source < 3 || params.sink_source + size_t{1} != node.srcs.size()) {
+    return Invalid("has a sink that is not its last source");
+  }
+  const TensorRef& sink = node.srcs[params.sink_source];
+  if (!IsFloat(sink.dtype)) return Invalid("has a sink that is not of floats");
+  if (sink.rank != 4 || sink.shape[3] != 1 ||
+      !std::equal(sink.shape.begin(), sink.shape.begin() + 3, node.outs[0].shape.begin())) {
+    return Invalid("has a sink of another shape");
+  }
+  return Status::Ok();
+}
+
 // The instructions of `op` on tensor number `aux` (any, if negative).
 int CountInstrs(const ExprProgram& p, ExprOp op, int aux, DType* dtype) {
   int count = 0;
@@ -79,6 +93,7 @@ int CountInstrs(const ExprProgram& p, ExprOp op, int aux, DType* dtype) {
 bool Attention::in_double(const Node& node) const {
   if (raw() == DType::kF64 || masked() == DType::kF64) return true;
   if (node.outs[0].dtype == DType::kF64) return true;
+  if (has_sink() && node.srcs.back().dtype == DType::kF64) return true;
   for (int i = 0; i < 3; ++i)
     if (node.srcs[i].dtype == DType::kF64) return true;
   return false;
@@ -89,13 +104,15 @@ Status DecodeAttention(const Node& node, Attention* attention) {
   Attention a;
   if (node.params.size() < sizeof a.params) return Invalid("has params that are truncated");
   std::memcpy(static_cast<void*>(&a.params), node.params.data(), sizeof a.params);
+  JAXGRAPH_RETURN_IF_ERROR(CheckSink(node, a.params));
+  const auto end = node.srcs.end() - a.has_sink();  // of the program's own sources
   JAXGRAPH_RETURN_IF_ERROR(CheckBound(node, a.params));
 
-  const size_t num_srcs = node.srcs.size() - 3 + 1;
+  const size_t num_srcs = static_cast<size_t>(end - node.srcs.begin()) - 3 + 1;
   if (a.params.raw_source >= num_srcs) return Invalid("has no source for its raw scores");
   a.scores.op = Op::kExpr;
   a.scores.params = node.params.substr(sizeof a.params);
-  a.scores.srcs.assign(node.srcs.begin() + 3, node.srcs.end());
+  a.scores.srcs.assign(node.srcs.begin() + 3, end);
   // The dtypes of raw and masked scores are those that the instructions name, so they must be read
   // before the program can be checked against them.
   JAXGRAPH_RETURN_IF_ERROR(ParseExpr(a.scores.params, &a.program));

@@ -14,6 +14,7 @@ struct Attention {
   // stand for one row of scores in a kernel's own memory: their strides are 0, 0, 0, 1.
   Node scores;
 
+  bool has_sink() const { return params.sink_source != 0; }
   DType raw() const { return scores.srcs[params.raw_source].dtype; }
   DType masked() const { return scores.outs[0].dtype; }
   // The node's source that source `i` of the program is; it is not the raw score.

@@ -71,10 +71,13 @@ static_assert(sizeof(IndexParams) == 24);
 // (expr.h) follows. A few queries against a cache:
 //   outs [o: b0, b1, g, e], and maybe [a workspace: n], contiguous f32, in which a kernel may leave
 //        anything
-//   srcs [q: b0, b1, g, d], [k: b0, b1, d, s], [v: b0, b1, s, e], then the program's own sources
+//   srcs [q: b0, b1, g, d], [k: b0, b1, d, s], [v: b0, b1, s, e], then the program's own sources,
+//        and maybe [a sink: b0, b1, g, 1], floats
 //   raw = q . k (sum over d); masked = program(raw); o = sum over s of softmax_s(masked) * v
+//   A sink is one more score, which takes its part of the weights and has no value:
+//   o = sum over s of exp(masked - m) * v / (exp(sink - m) + sum over s of exp(masked - m))
 // all in f32 (f64 for f64), rounded once to o's dtype; any strides. A row whose masked scores are
-// all -inf, or hold a NaN, gives NaN, as the formula does.
+// all -inf (the sink too, if there is one), or hold a NaN, gives NaN, as the formula does.
 // The program is elementwise (one stage, no scalar section, rank 4 over [b0, b1, g, s]) and has one
 // output, the masked score (float). Its source number `raw_source` is the raw score, converted to
 // the dtype that its LOAD names; source i of the others is srcs[3 + i - (i > raw_source)], which
@@ -86,7 +89,8 @@ struct AttentionParams {
   // value, so a kernel need not read keys and values there. Where the bound is negative it says
   // nothing. An optimisation that a kernel may ignore: the program masks all the same.
   uint8_t bound_source = 0xff;
-  uint8_t reserved[6] = {};
+  uint8_t sink_source = 0;  // if not 0: the sink is srcs[sink_source], the last one
+  uint8_t reserved[5] = {};
 };
 static_assert(sizeof(AttentionParams) == 8);
 

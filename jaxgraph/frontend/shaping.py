@@ -204,6 +204,14 @@ def reshape(graph: Graph, x: Tensor, shape, label: str) -> Tensor:
     return x if shape == x.shape else graph.add("reshape", (x,), shape, x.dtype, label)
 
 
+def broadcast_last(graph: Graph, x: Tensor, shape, label: str) -> Tensor:
+    """One value of ``x``, in order, for each row of ``shape``: repeated along its last axis."""
+    rows = tuple(int(n) for n in shape[:-1])
+    dims = tuple(range(len(rows)))
+    x = reshape(graph, x, rows, label)
+    return graph.add("broadcast", (x,), shape, x.dtype, label, dims=dims)
+
+
 def transpose(graph: Graph, x: Tensor, permutation, label: str) -> Tensor:
     permutation = tuple(int(p) for p in permutation)
     if permutation == tuple(range(len(x.shape))):

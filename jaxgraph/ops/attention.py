@@ -104,6 +104,7 @@ def attention_decode(
     values: ArrayLike,
     position: ArrayLike,
     *,
+    sinks: ArrayLike | None = None,
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -119,6 +120,8 @@ def attention_decode(
       values: floats [batch, kv_heads, length, e].
       position: integers, one for all rows (a scalar) or one a row ([batch]): the last place that
         the row sees, that of its own key.
+      sinks: floats [heads]: one score more for each head, which takes its part of the weights and
+        has no value (as in GPT-OSS, arXiv:2508.10925); default none.
       scale: of the scores; default 1/sqrt(d).
       window: how many places a row sees at most, the last ones; default all.
       soft_cap: scores are ``soft_cap * tanh(score / soft_cap)`` (Gemma 2, arXiv:2408.00118).
@@ -149,7 +152,11 @@ def attention_decode(
         "window": window,
         "soft_cap": None if soft_cap is None else float(soft_cap),
     }
-    return kernel.call(_attention_decode, q, keys, values, position, **static)
+    if sinks is not None:
+        sinks = jnp.asarray(sinks)
+        checks.floating("sinks", sinks)
+        checks.shape("sinks", sinks, heads)
+    return kernel.call(_attention_decode, q, keys, values, position, sinks, **static)
 
 
 def _attention_decode(
@@ -157,6 +164,7 @@ def _attention_decode(
     keys: Array,
     values: Array,
     position: Array,
+    sinks: Array | None = None,
     *,
     scale: float,
     window: int | None,
@@ -174,7 +182,13 @@ def _attention_decode(
     if window is not None:
         seen &= place > last - window
     scores = jnp.where(seen[:, None, None, :], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    if sinks is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+    else:
+        sink = sinks.astype(scores.dtype).reshape(kv_heads, -1, 1)
+        sink = jnp.broadcast_to(sink, (*scores.shape[:-1], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1]
+    weights = weights.astype(values.dtype)
     out = jnp.einsum("bkgs,bksd->bkgd", weights, values)
     return out.reshape(batch, heads, values.shape[-1])
 

@@ -3,9 +3,9 @@
 ``weights @ v`` is attention where ``weights`` is a softmax over the last axis of an elementwise
 function of ``q @ k``. The function (scale, mask, window, soft cap, bias, ...) is not recognised; it
 is kept as an expression of the raw score and handed to the kernel, so that every spelling of it is
-right. The softmax is matched by its algebra (softmax.py). Keys and values repeated for the queries
-that share them are un-repeated: the queries are grouped instead, so that the cache is read as it
-lies.
+right. The softmax is matched by its algebra (softmax.py), and may have a sink. Keys and values
+repeated for the queries that share them are un-repeated: the queries are grouped instead, so that
+the cache is read as it lies.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxgraph.frontend.shaping import reshape
+from jaxgraph.frontend.shaping import broadcast_last, reshape, take
 from jaxgraph.graph import layout as ly
 from jaxgraph.graph import views
 from jaxgraph.graph.dtypes import is_float
 from jaxgraph.graph.ir import Graph, Node, Tensor
-from jaxgraph.passes.softmax import behind_views, softmax_operand, without_converts
+from jaxgraph.passes.softmax import Softmax, behind_views, find_softmax, without_converts
 from jaxgraph.passes.visible import compared_with_last, comparisons_with_lengths
 
 # A view, and the axis on which its values repeat; from the outermost view to the one that repeats.
@@ -27,14 +27,14 @@ Repetition = tuple[tuple[Node, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """``weights @ v``: the two products, and the masked scores between them.
+    """``weights @ v``: the two products, and the softmax between them.
 
     ``path`` holds the views from the left side of ``last``, the outermost, to the softmax. Of b1
     heads ``repeats`` neighbours share their keys and values, through views ``k`` and ``v``.
     """
 
     first: Node  # q @ k
-    scores: Tensor  # what the softmax is taken of
+    softmax: Softmax  # of the masked scores
     path: tuple[Node, ...]
     last: Node  # weights @ v
     repeats: int = 1
@@ -45,8 +45,9 @@ class Match:
 def find_attention(graph: Graph) -> Graph:
     """A graph that computes the same, with ``attention`` nodes in place of what was matched.
 
-    An attention node has the inputs q [b0, b1, g, d], k [b0, b1, d, s], v [b0, b1, s, dv] and the
-    masked scores, an expression over [b0, b1, g, s] whose leaf ``scores`` stands for q @ k.
+    An attention node has the inputs q [b0, b1, g, d], k [b0, b1, d, s], v [b0, b1, s, dv], the
+    masked scores, an expression over [b0, b1, g, s] whose leaf ``scores`` stands for q @ k, and
+    maybe a sink [b0, b1, g, 1].
     """
     matches: dict[int, Match] = {}
     readers = graph.consumers()
@@ -60,7 +61,7 @@ def find_attention(graph: Graph) -> Graph:
         return graph
 
     products = {m.first.out.id: m for m in matches.values()}
-    masked = [m.scores for m in matches.values()]
+    masked = [m.softmax.scores for m in matches.values()]
     lengths = {n.out.id: n for scores in masked for n in comparisons_with_lengths(scores)}
     new = Graph(rewrites=graph)
     mapped: dict[int, Tensor] = {}
@@ -91,10 +92,28 @@ def _attention(new: Graph, mapped: dict[int, Tensor], match: Match) -> Tensor:
     q, k = _queries_and_keys(new, mapped, match)
     v = _unrepeated(new, mapped, match.last.inputs[1], match.v, match.repeats)
     shape = (*q.shape[:3], k.shape[3])
-    masked = views.seen_through(new, mapped[match.scores.id], match.path)
-    inputs = (q, k, v, reshape(new, masked, shape, label))
+    masked = views.seen_through(new, mapped[match.softmax.scores.id], match.path)
+    inputs = [q, k, v, reshape(new, masked, shape, label)]
+    if match.softmax.sink is not None:
+        # A column beside the scores, in the order in which these are seen.
+        column = _narrowest(new, mapped, match.softmax.sink)
+        column = broadcast_last(new, column, match.softmax.scores.shape, label)
+        column = reshape(new, views.seen_through(new, column, match.path), shape, label)
+        inputs.append(take(new, column, 3, 0, 1, label))
     mixed = new.add("attention", inputs, (*q.shape[:3], v.shape[3]), out.dtype, label)
     return reshape(new, mixed, out.shape, label)
+
+
+def _narrowest(new: Graph, mapped: dict[int, Tensor], x: Tensor) -> Tensor:
+    """``x`` before conversions that lose nothing: the kernel makes them as it reads."""
+    path: list[Node] = []
+    while True:
+        inner = x.node.inputs[0] if x.node.inputs else x
+        if x.is_view and x.node.kind != "bitcast":
+            path.append(x.node)
+        elif without_converts(x) is x or inner.dtype.itemsize >= x.dtype.itemsize:
+            return views.seen_through(new, mapped[x.id], tuple(path))
+        x = inner
 
 
 def _queries_and_keys(new: Graph, mapped: dict[int, Tensor], match: Match) -> tuple[Tensor, Tensor]:
@@ -107,9 +126,11 @@ def _queries_and_keys(new: Graph, mapped: dict[int, Tensor], match: Match) -> tu
 
 def _match(last: Node, readers: dict[int, list[Node]], outputs: set[int]) -> Match | None:
     weights, path = behind_views(last.inputs[0])
-    masked = softmax_operand(weights)
-    if masked is None:
+    found = find_softmax(weights, path)
+    if found is None:
         return None
+    softmax, path = found
+    masked = softmax.scores
     # The last product sums over what the softmax normalises, one row of it for each of its own.
     rows, _ = views.apply_path(path, ly.contiguous(masked.shape))
     length = last.inputs[0].shape[-1]
@@ -120,13 +141,15 @@ def _match(last: Node, readers: dict[int, list[Node]], outputs: set[int]) -> Mat
     first = _product_in(masked, path)
     if first is None or first.out.id in outputs or first.out.shape != last.inputs[0].shape:
         return None
-    if not _read_only_within(first.out, weights, readers, outputs):
+    if not _read_only_within(first.out, weights, softmax.joined, readers, outputs):
         return None
     if not _read_one_by_one(first.out, masked, readers):
         return None
+    if softmax.sink is not None and (length == 0 or _is_made_of(softmax.sink, first.out)):
+        return None
     if not all(is_float(t.dtype) for t in (*first.inputs, last.inputs[1])):
         return None
-    return Match(first, masked, path, last)
+    return Match(first, softmax, path, last)
 
 
 # Repeated keys and values.
@@ -216,9 +239,16 @@ def _product_in(masked: Tensor, path: tuple[Node, ...]) -> Node | None:
 
 
 def _read_only_within(
-    product: Tensor, weights: Tensor, readers: dict[int, list[Node]], outputs: set[int]
+    product: Tensor,
+    weights: Tensor,
+    joined: Node | None,
+    readers: dict[int, list[Node]],
+    outputs: set[int],
 ) -> bool:
-    """Does everything that reads the scores lead to the softmax and nowhere else?"""
+    """Does everything that reads the scores lead to the softmax and nowhere else?
+
+    ``joined``: the concatenation with a sink, which is part of the softmax.
+    """
     ends = {weights.id}
     stack, seen = [product.id], set()
     while stack:
@@ -229,7 +259,7 @@ def _read_only_within(
         if tensor in outputs:
             return False
         for reader in readers.get(tensor, ()):
-            if not (reader.out.is_view or reader.out.is_virtual) or reader.kind == "concat":
+            if not (reader.out.is_view or reader.out.is_virtual) and reader is not joined:
                 return False
             stack.append(reader.out.id)
     return not (weights.id in outputs or len(_final_readers(weights, readers)) != 1)
@@ -247,6 +277,18 @@ def _read_one_by_one(product: Tensor, masked: Tensor, readers: dict[int, list[No
                 return False
             stack.append(reader.out)
     return True
+
+
+def _is_made_of(x: Tensor, source: Tensor) -> bool:
+    stack, seen = [x], set()
+    while stack:
+        tensor = stack.pop()
+        if tensor is source:
+            return True
+        if tensor.id not in seen and tensor.id > source.id:  # what is made later has a larger id
+            seen.add(tensor.id)
+            stack.extend(tensor.node.inputs)
+    return False
 
 
 def _final_readers(x: Tensor, readers: dict[int, list[Node]]) -> set[int]:

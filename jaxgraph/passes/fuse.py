@@ -112,7 +112,7 @@ class _Fuser:
     def operands(self, node: Node) -> Sequence[Tensor]:
         """What a node that is no cluster reads from memory."""
         if node.kind == "attention":
-            return (*node.inputs[:3], *self.inner[node.out.id].reads)
+            return (*_in_memory(node), *self.inner[node.out.id].reads)
         return () if node.kind in ("concat", "scores") else node.inputs
 
     def drop_unread(self, fits: list[Fit]) -> list[Fit]:
@@ -159,7 +159,7 @@ class _Fuser:
         needed: list[Tensor] = []
         for node in self.nodes:
             if not (node.out.is_view or node.out.is_virtual or node.kind == "concat"):
-                needed += node.inputs[:3] if node.kind == "attention" else node.inputs
+                needed += _in_memory(node)
         needed += self.graph.outputs
         settled = False
         while not settled:
@@ -294,6 +294,11 @@ class _Fuser:
                     start += piece.shape[node.attrs["axis"]]
             elif out.id in self.stored and (out.is_virtual or out.is_view):
                 yield Sink(out, out, contiguous(out.shape))
+
+
+def _in_memory(node: Node) -> Sequence[Tensor]:
+    """The inputs that a kernel reads as they lie: of an attention all but its masked scores."""
+    return (*node.inputs[:3], *node.inputs[4:]) if node.kind == "attention" else node.inputs
 
 
 class _Merger:

@@ -1,10 +1,14 @@
 """The algebra of a softmax over the last axis: what it is taken of, however it is written.
 
 ``exp(s - m)`` divided by its own sum, or multiplied by the sum's inverse, where m is the maximum of
-the same s; or the same by logarithms.
+the same s; or the same by logarithms. A sink (a learned one, after Xiao et al., 2023,
+arXiv:2309.17453) is one score more for each row: it is concatenated to the others, and its weight
+cut off again, or its exponential is added to the sum.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -14,13 +18,45 @@ from jaxgraph.graph.dtypes import is_float
 from jaxgraph.graph.ir import Node, Tensor
 
 
-def softmax_operand(weights: Tensor) -> Tensor | None:
-    """s, where ``weights``, which is neither a view nor a conversion, is softmax(s)."""
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """``exp(scores - m) / (sum(exp(scores - m)) + exp(sink - m))``, m the maximum of all.
+
+    Attributes:
+      scores: normalised along the last axis.
+      sink: one value for each row of the scores, in their order, in any shape; None: there is none.
+      joined: the concatenation of both, if that is what the softmax was taken of.
+    """
+
+    scores: Tensor
+    sink: Tensor | None = None
+    joined: Node | None = None
+
+
+def find_softmax(
+    weights: Tensor, path: tuple[Node, ...]
+) -> tuple[Softmax, tuple[Node, ...]] | None:
+    """The softmax that ``weights``, seen through the views of the path, are.
+
+    Args:
+      weights: what lies behind views and conversions.
+      path: these views, from the outermost to the innermost.
+
+    Returns:
+      (softmax, the views through which its own weights are seen), or None.
+    """
     if _is_op(weights, "div") or _is_op(weights, "mul"):
-        scores = _operand_of_quotient(weights)
+        found = _quotient(weights)
     else:
         scores = _operand_of_logarithms(weights)
-    return None if scores is None else _unshifted(scores)
+        found = None if scores is None else Softmax(scores)
+    if found is None or found.sink is not None:
+        return None if found is None else (found, path)
+    scores = _unshifted(found.scores)
+    if scores.node.kind != "concat":
+        return Softmax(scores), path
+    apart = _without_sink(scores.node, path[-1]) if path else None
+    return None if apart is None else (apart, path[:-1])
 
 
 def behind_views(x: Tensor) -> tuple[Tensor, tuple[Node, ...]]:
@@ -70,7 +106,7 @@ def constant_of(x: Tensor) -> float | None:
     )
 
 
-def _operand_of_quotient(weights: Tensor) -> Tensor | None:
+def _quotient(weights: Tensor) -> Softmax | None:
     a, b = weights.node.inputs
     if _is_op(weights, "div"):
         return _normalised(a, _row_value(b, weights))
@@ -90,12 +126,15 @@ def _inverse_of(x: Tensor | None) -> Tensor | None:
     return None
 
 
-def _normalised(top: Tensor, total: Tensor | None) -> Tensor | None:
+def _normalised(top: Tensor, total: Tensor | None) -> Softmax | None:
     """What ``top / total`` is a softmax of."""
     top = without_converts(top)
-    if total is None or not is_sum_of(total, top):
+    if total is None:
         return None
-    return _operand_of_exponential(top)
+    if _is_op(total, "add"):
+        return _with_sink_in_total(top, total)
+    scores = _operand_of_exponential(top) if is_sum_of(total, top) else None
+    return None if scores is None else Softmax(scores)
 
 
 def _unshifted(scores: Tensor) -> Tensor:
@@ -108,12 +147,69 @@ def _unshifted(scores: Tensor) -> Tensor:
     return scores
 
 
+def _without_sink(joined: Node, cut: Node) -> Softmax | None:
+    """Scores and sink where ``cut`` takes the scores' weights out of those of both."""
+    axis, attrs = joined.attrs["axis"], cut.attrs
+    if axis != len(joined.out.shape) - 1 or len(joined.inputs) != 2 or cut.kind != "slice":
+        return None
+    start = attrs["starts"][axis]
+    for scores, sink, begin in (
+        (*joined.inputs, 0),
+        (*joined.inputs[::-1], joined.inputs[0].shape[axis]),
+    ):
+        if (
+            sink.shape[axis] == 1
+            and cut.out.shape == scores.shape
+            and start == begin
+            and (attrs["steps"] is None or attrs["steps"][axis] == 1)
+        ):
+            return Softmax(scores, sink, joined)
+    return None
+
+
+def _with_sink_in_total(top: Tensor, total: Tensor) -> Softmax | None:
+    """``exp(s - m) / (sum(exp(s - m)) + exp(sink - m))``, where m is ``max(max(s), sink)``."""
+    shifted = _exponent(top)
+    if shifted is None:
+        return None
+    scores, peak = shifted.node.inputs[0], _row_value(shifted.node.inputs[1], shifted)
+    for summed, other in (total.node.inputs, total.node.inputs[::-1]):
+        rows, rest = _rows_of(summed, top), _rows_of(other, top)
+        exponent = None if rest is None else _exponent(rest)
+        if rows is None or exponent is None or not is_sum_of(rows, top):
+            continue
+        sink = exponent.node.inputs[0]
+        same_peak = _rows_of(exponent.node.inputs[1], top) is peak
+        if same_peak and peak is not None and _is_peak_of_both(peak, scores, sink):
+            return Softmax(scores, sink)
+    return None
+
+
 def _exponent(x: Tensor) -> Tensor | None:
     """y, where ``x`` is exp(y) and y a difference."""
     if not _is_op(x, "exp"):
         return None
     exponent = without_converts(x.node.inputs[0])
     return exponent if _is_op(exponent, "sub") else None
+
+
+def _is_peak_of_both(row: Tensor, scores: Tensor, sink: Tensor) -> bool:
+    if not _is_op(row, "max"):
+        return False
+    return any(
+        _is_peak(_rows_of(a, scores), scores) and _are_same_rows(b, sink)
+        for a, b in (row.node.inputs, row.node.inputs[::-1])
+    )
+
+
+def _are_same_rows(a: Tensor, b: Tensor) -> bool:
+    (x, x_path), (y, y_path) = behind_views(a), behind_views(b)
+    if x is not y or a.size != b.size:
+        return False
+    ways = [views.apply_path(path, ly.contiguous(x.shape))[0] for path in (x_path, y_path)]
+    if any(way is None for way in ways):
+        return False
+    return ways[0].dims() == ways[1].dims() and ways[0].offset == ways[1].offset
 
 
 def _operand_of_exponential(top: Tensor) -> Tensor | None:

@@ -105,14 +105,15 @@ def of_attention(node: Node, scores: Fit, layout_of) -> Unit:
     leaves = [(t, d, at) for t, d, at in scores.sources if t.node.kind != "scores"]
     raw = next(i for i, (t, _, _) in enumerate(scores.sources) if t.node.kind == "scores")
     srcs = [ref(t) for t in node.inputs[:3]] + [Ref(*leaf) for leaf in leaves]
+    sinks = [ref(t) for t in node.inputs[4:]]
     bound = visible_bound(node.inputs[3], layout_of)
     bound_source = NO_BOUND
     for i, (tensor, _, layout) in enumerate(leaves, start=3):
         if bound is not None and tensor is bound[0] and layout.dims() == bound[1].dims():
             bound_source = i
-    params = struct.pack("<BB6x", raw, bound_source) + scores.program
+    params = struct.pack("<BBB5x", raw, bound_source, len(srcs) if sinks else 0) + scores.program
     outs = [ref(node.out), *_workspace(node)]
-    return Unit(ATTENTION, outs, srcs, params, node.label, node.out.id)
+    return Unit(ATTENTION, outs, srcs + sinks, params, node.label, node.out.id)
 
 
 def _workspace(node: Node) -> list[Ref]:

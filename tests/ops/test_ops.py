@@ -61,6 +61,13 @@ def cases(dtype):
             call = (q, k, v, position)
             definition = attention._attention_decode
             yield f"attention_{name}_{at}", ops.attention_decode, definition, call, settings
+        with_sinks = functools.partial(_attention_with_sinks, ops.attention_decode)
+        definition = functools.partial(_attention_with_sinks, attention._attention_decode)
+        yield f"attention_sinks_{at}", with_sinks, definition, (q, k, v, position, r[0, :6]), shown
+
+
+def _attention_with_sinks(function, q, k, v, position, sinks, **settings):
+    return function(q, k, v, position, sinks=sinks, **settings)
 
 
 def _linear_with_residual(function, x, w, b, r, **settings):
@@ -206,6 +213,16 @@ CACHE = jnp.ones((2, 2, 5, 6))
             lambda: ops.attention_decode(Q, CACHE, CACHE, jnp.int32(0), window=0),
             ValueError,
             "window=0 must be 1 or more",
+        ),
+        (
+            lambda: ops.attention_decode(Q, CACHE, CACHE, jnp.int32(0), sinks=jnp.ones(2)),
+            ValueError,
+            r"sinks must have the shape \(4\)",
+        ),
+        (
+            lambda: ops.attention_decode(Q, CACHE, CACHE, jnp.int32(0), sinks=jnp.arange(4)),
+            TypeError,
+            "sinks must be an array of floats",
         ),
     ],
 )

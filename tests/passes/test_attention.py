@@ -209,6 +209,93 @@ def dot_product_attention(q, k, v, at):
     return jax.nn.dot_product_attention(q, k, v, mask=visible(at)[None, None, None])
 
 
+def sinks_of(v):
+    return v[0, : KV * G, 0, 0]  # some numbers, one for each head
+
+
+def joined_sink(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    sink = jnp.broadcast_to(sinks_of(v).reshape(1, KV, G, 1), (B, KV, G, 1))
+    return mix(jax.nn.softmax(jnp.concatenate([s, sink], -1), -1)[..., :-1], v)
+
+
+def sink_joined_in_front(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    sink = jnp.broadcast_to(sinks_of(v).reshape(KV, G, 1), (B, KV, G, 1))
+    p = jax.nn.softmax(jnp.concatenate([sink, s], -1).astype(jnp.float32), -1)
+    return mix(p[..., 1:].astype(v.dtype), v)
+
+
+def sink_joined_by_hand(q, k, v, at):  # as transformers has it for GPT-OSS
+    s = scores(q, k) * D**-0.5 + jnp.where(visible(at), 0.0, jnp.finfo(q.dtype).min)
+    s, sink = s.reshape(B, KV * G, 1, S), sinks_of(v).reshape(1, -1, 1, 1)
+    s = jnp.concatenate([s, jnp.broadcast_to(sink, (B, KV * G, 1, 1))], -1)
+    p = jax.nn.softmax(s - s.max(-1, keepdims=True), -1)[..., :S]
+    return mix(p.reshape(B, KV, G, S), v)
+
+
+def sink_in_the_total(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -jnp.inf)
+    sink = sinks_of(v).reshape(KV, G, 1)
+    peak = jnp.maximum(s.max(-1, keepdims=True), sink)
+    e = jnp.exp(s - peak)
+    return mix((e / (e.sum(-1, keepdims=True) + jnp.exp(sink - peak))).astype(v.dtype), v)
+
+
+def sink_of_rows_in_the_total(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -1e30)
+    sink = sinks_of(v).reshape(KV, G)
+    peak = jnp.maximum(sink, s.max(-1))
+    e = jnp.exp(s - peak[..., None])
+    total = jnp.exp(sink - peak) + e.sum(-1)
+    return mix((e / total[..., None]).astype(v.dtype), v)
+
+
+def sink_in_the_inverse(q, k, v, at):
+    s = scores(q, k).astype(jnp.float32) + jnp.where(visible(at), 0.0, -jnp.inf)
+    sink = jnp.broadcast_to(sinks_of(v).reshape(KV, G)[None, :, :, None], (B, KV, G, 1))
+    peak = lax.stop_gradient(jnp.maximum(jnp.max(s, -1, keepdims=True), sink))
+    e = jnp.exp(s - peak)
+    inverse = jnp.reciprocal(e.sum(-1, keepdims=True) + jnp.exp(sink - peak))
+    return mix((e * inverse).astype(v.dtype), v)
+
+
+def one_more_in_the_total(q, k, v, at):  # "softmax1": a sink of 0
+    s = jnp.where(visible(at), scores(q, k).astype(jnp.float32), -jnp.inf)
+    peak = jnp.maximum(s.max(-1, keepdims=True), 0.0)
+    e = jnp.exp(s - peak)
+    return mix((e / (e.sum(-1, keepdims=True) + jnp.exp(0.0 - peak))).astype(v.dtype), v)
+
+
+def sink_of_repeated_heads(q, k, v, at):
+    sink = sinks_of(v).reshape(-1, 1, 1)
+    q = q.reshape(B, KV * G, 1, D)
+    k, v = (jnp.repeat(x, G, axis=2).transpose(0, 2, 1, 3) for x in (k, v))
+    s = jnp.where(visible(at), q @ k.swapaxes(-1, -2), -jnp.inf)
+    sink = jnp.broadcast_to(sink, (B, KV * G, 1, 1))
+    return jax.nn.softmax(jnp.concatenate([s, sink], -1), -1)[..., :-1] @ v
+
+
+def sink_of_scores_in_another_order(q, k, v, at):
+    s = jnp.where(visible(at), scores(q, k).transpose(2, 0, 1, 3), -jnp.inf)
+    sink = sinks_of(v).reshape(KV, G).T[:, None, :, None]
+    s = jnp.concatenate([s, jnp.broadcast_to(sink, (G, B, KV, 1))], -1)
+    return jnp.einsum("gbks,bskd->bkgd", jax.nn.softmax(s, -1)[..., :-1], v)
+
+
+WITH_SINKS = [
+    joined_sink,
+    sink_joined_in_front,
+    sink_joined_by_hand,
+    sink_in_the_total,
+    sink_of_rows_in_the_total,
+    sink_in_the_inverse,
+    one_more_in_the_total,
+    sink_of_repeated_heads,
+    sink_of_scores_in_another_order,
+]
+
+
 def each_row_its_position(q, k, v, at):
     at = jnp.stack([at, at - 5])
     seen = jnp.arange(S) <= at[:, None]
@@ -249,6 +336,7 @@ SPELLINGS = [
     scores_in_another_order,
     dot_product_attention,
     each_row_its_position,
+    *WITH_SINKS,
 ]
 BOUNDED = [f for f in SPELLINGS if f not in (bias, no_mask)]
 
@@ -321,6 +409,27 @@ def test_heads_that_take_turns_are_right():
 
     step = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True))
     np.testing.assert_allclose(step(Q, K, V, AT), jax.jit(fun)(Q, K, V, AT), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("fun", WITH_SINKS, ids=lambda f: f.__name__)
+def test_sinks_are_read_as_they_lie(fun, dtype):
+    """One for each query; of a constant one number lies in memory."""
+    (unit,) = attention_units(fun, *[x.astype(dtype) for x in (Q, K, V)], AT)
+    sink = unit.srcs[-1]
+    assert unit.params[2] == len(unit.srcs) - 1
+    assert sink.layout.shape == (*unit.outs[0].layout.shape[:3], 1)
+    if fun is one_more_in_the_total:
+        assert (sink.tensor.node.kind, sink.tensor.size) == ("const", 1)
+    else:
+        assert (sink.tensor.node.kind, sink.dtype) == ("input", dtype)
+        assert sink.layout.strides[0] == 0  # one for all of the batch
+
+
+@pytest.mark.parametrize("fun", [where_mask, dot_product_attention], ids=lambda f: f.__name__)
+def test_without_a_sink_there_is_none(fun):
+    (unit,) = attention_units(fun, Q, K, V, AT)
+    assert unit.params[2] == 0
 
 
 def sum_of_other_scores(q, k, v, at):
@@ -411,6 +520,55 @@ def twice_the_logarithm(q, k, v, at):
     return mix(jnp.exp(p + p), v)
 
 
+def joined_sink_is_kept(q, k, v, at):  # its weight is not cut off, but the first one's
+    sink = jnp.broadcast_to(sinks_of(v).reshape(1, KV, G, 1), (B, KV, G, 1))
+    return mix(jax.nn.softmax(jnp.concatenate([scores(q, k), sink], -1), -1)[..., 1:], v)
+
+
+def two_sinks(q, k, v, at):
+    sink = jnp.broadcast_to(sinks_of(v).reshape(1, KV, G, 1), (B, KV, G, 1))
+    return mix(jax.nn.softmax(jnp.concatenate([scores(q, k), sink, sink], -1), -1)[..., :-2], v)
+
+
+def sink_of_two(q, k, v, at):
+    sink = jnp.broadcast_to(sinks_of(v).reshape(1, KV, G, 1), (B, KV, G, 2))
+    return mix(jax.nn.softmax(jnp.concatenate([scores(q, k), sink], -1), -1)[..., :-2], v)
+
+
+def sink_made_of_scores(q, k, v, at):
+    s = scores(q, k)
+    s = jnp.where(visible(at), s, -jnp.inf)
+    return mix(jax.nn.softmax(jnp.concatenate([s, 0.5 * s[..., :1]], -1), -1)[..., :-1], v)
+
+
+def sink_joined_to_other_rows(q, k, v, at):
+    s = scores(q, k)
+    sink = jnp.broadcast_to(sinks_of(v)[:S, None][:1, None, None], (1, KV, G, S))
+    p = jax.nn.softmax(jnp.concatenate([s, sink], 0), -1)
+    return mix(p[:B], v)
+
+
+def sink_beside_the_maximum_of_scores(q, k, v, at):  # where nothing is seen: NaN, and not 0
+    s = jnp.where(visible(at), scores(q, k), -jnp.inf)
+    peak = s.max(-1, keepdims=True)
+    e = jnp.exp(s - peak)
+    return mix(e / (e.sum(-1, keepdims=True) + jnp.exp(sinks_of(v).reshape(KV, G, 1) - peak)), v)
+
+
+def sink_unlike_the_peak(q, k, v, at):
+    s, sink = scores(q, k), sinks_of(v).reshape(KV, G, 1)
+    peak = jnp.maximum(s.max(-1, keepdims=True), sink)
+    e = jnp.exp(s - peak)
+    return mix(e / (e.sum(-1, keepdims=True) + jnp.exp(2 * sink - peak)), v)
+
+
+def sink_without_the_peak(q, k, v, at):
+    s, sink = scores(q, k), sinks_of(v).reshape(KV, G, 1)
+    peak = jnp.maximum(s.max(-1, keepdims=True), sink)
+    e = jnp.exp(s - peak)
+    return mix(e / (e.sum(-1, keepdims=True) + jnp.exp(sink)), v)
+
+
 def shifted_by_another_row(q, k, v, at):
     s = scores(q, k)
     s = s - (2 * s).max(-1, keepdims=True)
@@ -453,6 +611,14 @@ def sum_divided_by_what_is_mixed(q, k, v, at):
     return e.sum(-1)[..., None] / (mix(e, v) + 3)
 
 
+def shifted_beside_a_sink(q, k, v, at):  # the sink is not
+    s, sink = scores(q, k), sinks_of(v).reshape(KV, G, 1)
+    s = s - s.max(-1, keepdims=True)
+    peak = jnp.maximum(s.max(-1, keepdims=True), sink)
+    e = jnp.exp(s - peak)
+    return mix(e / (e.sum(-1, keepdims=True) + jnp.exp(sink - peak)), v)
+
+
 NEAR_MISSES = [
     divided_by_another_row,
     divided_by_rows_in_another_order,
@@ -461,7 +627,16 @@ NEAR_MISSES = [
     divided_by_the_sum_of_all_rows,
     divided_and_returned,
     sum_divided_by_what_is_mixed,
+    joined_sink_is_kept,
+    two_sinks,
+    sink_of_two,
+    sink_made_of_scores,
+    sink_joined_to_other_rows,
+    sink_beside_the_maximum_of_scores,
+    sink_unlike_the_peak,
+    sink_without_the_peak,
     shifted_by_another_row,
+    shifted_beside_a_sink,
     peak_beyond_a_number,
     not_shifted,
     logsumexp_of_others,

@@ -90,6 +90,13 @@ Status PrepareAttention(const ResolvedNode& resolved, Attention attention,
     args.bound = resolved.srcs[bound];
     args.bound_dtype = node.srcs[bound].dtype;
   }
+  if (attention.has_sink()) {
+    int64_t strides[4];
+    ByteStrides(node.srcs.back(), strides);
+    std::copy_n(strides, 3, args.sink_strides);
+    args.sink = resolved.srcs.back();
+    args.sink_dtype = node.srcs.back().dtype;
+  }
   args.b0 = static_cast<int32_t>(out.shape[0]);
   args.b1 = static_cast<int32_t>(out.shape[1]);
   args.g = static_cast<int32_t>(out.shape[2]);

@@ -24,13 +24,16 @@ struct AttentionArgs {
   char* out;
   const char* bound;                                                 // null: there is none
   const char *position, *bias;                                       // of the known form
+  const char* sink;                                                  // null: there is none
   int64_t q_strides[4], k_strides[4], v_strides[4], out_strides[4];  // as the node's tensors
-  int64_t bound_strides[3], position_strides[3], bias_strides[4];
+  int64_t bound_strides[3], position_strides[3], bias_strides[4], sink_strides[3];
   ScoreForm form;
   int32_t b0, b1, g, d, s, e;
   DType q_dtype, k_dtype, v_dtype, out_dtype, bound_dtype, masked_dtype;
   uint8_t in_double;
   uint8_t wide;  // the program needs registers of 64 bits
+  DType sink_dtype;
+  uint8_t reserved[7];
 };
 
 // A node, prepared. The program is needed where its form is not known.

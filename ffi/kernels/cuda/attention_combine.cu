@@ -68,10 +68,13 @@ const KernelInfo* KernelFor(const AttentionArgs& args) {
 void LaunchAttentionCombine(const AttentionArgs& args, const Workspace& workspace, int32_t splits,
                             Launches* launches) {
   CombinePlan plan = {};
-  // No address but the outputs': an operand that moves changes one launch of the two.
+  // No address but the outputs' and the sink's: an operand that moves changes one launch only.
   plan.args.out = args.out;
   std::copy(args.out_strides, args.out_strides + 4, plan.args.out_strides);
   plan.args.out_dtype = args.out_dtype;
+  plan.args.sink = args.sink;
+  std::copy(args.sink_strides, args.sink_strides + 3, plan.args.sink_strides);
+  plan.args.sink_dtype = args.sink_dtype;
   plan.args.b1 = args.b1;
   plan.args.g = args.g;
   plan.workspace = reinterpret_cast<float*>(workspace.address);

@@ -92,6 +92,20 @@ __device__ __forceinline__ float ScaleOf(float score, float common) {
   return expf(score - PeakOrZero(common));
 }
 
+// The sink of a query, if there is one, takes its part: `peak` and `total`, of all positions, are
+// made those of both. Returns what the weighted sum is to be multiplied by.
+template <typename Real>
+__device__ __forceinline__ Real TakeSink(const AttentionArgs& p, int b0, int b1, int query,
+                                         Real peak, Real* total) {
+  if (p.sink == nullptr) return 1;
+  const Real sink = LoadFloat<Real>(
+      p.sink + b0 * p.sink_strides[0] + b1 * p.sink_strides[1] + query * p.sink_strides[2],
+      p.sink_dtype);
+  const Real shift = PeakOrZero(fmax(peak, sink)), scale = exp(peak - shift);
+  *total = *total * scale + exp(sink - shift);
+  return scale;
+}
+
 // ---- shared memory, and asynchronous copies to it ----
 
 // 16 bytes, or zeros; the address must be valid either way.

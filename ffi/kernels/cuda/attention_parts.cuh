@@ -45,10 +45,12 @@ __device__ __forceinline__ Part Combined(int count, F part) {
 template <typename Math>
 __device__ __forceinline__ void Store(const AttentionArgs& p, bool vectors_out, int b0, int b1,
                                       int query, int column, const Part& all) {
+  float total = all.total;
+  const float scale = TakeSink(p, b0, b1, query, all.peak, &total);
   char* const to = p.out + b0 * p.out_strides[0] + b1 * p.out_strides[1] +
                    query * p.out_strides[2] + column * p.out_strides[3];
-  const float x = all.sum.x / all.total, y = all.sum.y / all.total, z = all.sum.z / all.total,
-              w = all.sum.w / all.total;
+  const float x = all.sum.x * scale / total, y = all.sum.y * scale / total,
+              z = all.sum.z * scale / total, w = all.sum.w * scale / total;
   if (vectors_out) {
     *reinterpret_cast<uint2*>(to) = {Pair(Math::Narrow(x), Math::Narrow(y)),
                                      Pair(Math::Narrow(z), Math::Narrow(w))};

@@ -32,7 +32,6 @@ struct StreamPlan {
   uint32_t key_pitch, value_pitch;     // bytes between rows in shared memory
   uint32_t warp_bytes;                 // shared memory of one warp
   int32_t warps, splits, pieces;       // pieces: of the queries, each with its own cluster
-  uint64_t tail;                       // no hidden padding: see SetParams
 };
 
 // Shared memory of a block, behind one another; then that of the warps.
@@ -328,6 +327,7 @@ __global__ void __launch_bounds__(kMaxThreads, kHeads < 8 ? 2 : 1) AttentionStre
       weighted = fmaf(block_sum[r], scale, weighted);
       all = fmaf(block_total[r], scale, all);
     }
+    weighted *= TakeSink(p, b0, b1, first_query + h, common, &all);
     StoreFloat(p.out + b0 * p.out_strides[0] + b1 * p.out_strides[1] +
                    (first_query + h) * p.out_strides[2] + (column - h * p.e) * p.out_strides[3],
                p.out_dtype, weighted / all);

@@ -14,11 +14,6 @@ constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-struct StridedPlan {
-  AttentionArgs args;
-  uint64_t tail;  // no hidden padding: see SetParams
-};
-
 // The same value in all threads; in a fixed order.
 template <typename Real, typename F>
 __device__ __forceinline__ Real AcrossBlock(Real mine, Real* by_warp, F combine) {
@@ -53,11 +48,11 @@ __device__ __forceinline__ Real MaskedValue(DType dtype, W bits) {
 
 template <typename W, typename Real>
 __global__ void __launch_bounds__(kThreads)
-    AttentionStridedKernel(const __grid_constant__ ProgramParams<StridedPlan> params) {
+    AttentionStridedKernel(const __grid_constant__ ProgramParams<AttentionArgs> params) {
   __shared__ uint4 shared_expr[sizeof(ExprParams) / sizeof(uint4)];
   __shared__ Real weights[kThreads];
   __shared__ Real by_warp[kWarps];
-  const AttentionArgs& p = params.plan.args;
+  const AttentionArgs& p = params.plan;
   const ExprParams& expr = ToShared(params.program, shared_expr);
   BeginLaunch();
 
@@ -106,13 +101,14 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();  // the weights are read
   }
   if (column >= p.e) return;
+  sum *= TakeSink(p, b0, b1, g, peak, &total);
   StoreFloat(p.out + b0 * p.out_strides[0] + b1 * p.out_strides[1] + g * p.out_strides[2] +
                  column * p.out_strides[3],
              p.out_dtype, p.s == 0 ? Real(0) : sum / total);
 }
 
 template <typename W, typename Real>
-const KernelInfo kStrided = {"attention_strided", sizeof(ProgramParams<StridedPlan>), nullptr,
+const KernelInfo kStrided = {"attention_strided", sizeof(ProgramParams<AttentionArgs>), nullptr,
                              reinterpret_cast<const void*>(&AttentionStridedKernel<W, Real>)};
 
 }  // namespace
@@ -126,7 +122,7 @@ void LaunchAttentionStrided(const AttentionNode& node, Launches* launches) {
   launch.grid[0] = static_cast<uint32_t>(static_cast<int64_t>(args.b0) * args.b1 * args.g *
                                          CeilDiv(args.e, kThreads));
   launch.block[0] = kThreads;
-  SetParams(ProgramParams<StridedPlan>{node.program, {args, 0}}, &launch);
+  SetParams(ProgramParams<AttentionArgs>{node.program, args}, &launch);
   launches->push_back(std::move(launch));
 }
 

@@ -42,7 +42,6 @@ struct TensorPlan {
   FastDiv share;                       // outputs of a piece that a block of the cluster combines
   uint8_t pairs;                       // q can be read in pairs
   uint8_t reserved[3];
-  uint64_t tail;  // no hidden padding: see SetParams
 };
 
 // Shared memory of a block: what the blocks of the cluster send, what the warps have, their tiles.
@@ -469,6 +468,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks <= 8 ? 2 : 1) AttentionTe
       sum = fmaf(block_sums[r * share + i], scale, sum);
       all = fmaf(totals[r * kHeads + head], scale, all);
     }
+    sum *= TakeSink(p, at.b0, at.b1, first_query + head, common, &all);
     StoreFloat(p.out + at.b0 * p.out_strides[0] + at.b1 * p.out_strides[1] +
                    static_cast<int64_t>(first_query + head) * p.out_strides[2] +
                    (output - head * p.e) * p.out_strides[3],

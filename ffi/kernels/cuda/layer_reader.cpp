@@ -271,7 +271,7 @@ class LayerReader {
     const size_t n = *taken;
     Attention attention;
     AttentionNode prepared = {};
-    if (!DecodeAttention(node(n), &attention).ok() ||
+    if (!DecodeAttention(node(n), &attention).ok() || attention.has_sink() ||
         !PrepareAttention(nodes_[n], attention, &prepared).ok()) {
       return false;
     }

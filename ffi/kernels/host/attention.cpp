@@ -25,7 +25,7 @@ namespace {
 
 struct Header {
   Operand out, q, k, v;
-  Operand bound;  // address null: there is none
+  Operand bound, sink;  // address null: there is none
   int64_t b0, b1, g, d, s, e;
   uint32_t score_cost;  // of the score program, per score, in the steps of ParallelRanges
   DType raw, masked;
@@ -176,7 +176,7 @@ class Unit {
     Real totals[kGroup];
     for (int i = 0; i < rows_; ++i) {
       Mask(i, expr);
-      totals[i] = Exponentiate(scores_ + i * stride_);
+      totals[i] = Exponentiate(i, scores_ + i * stride_);
     }
     WeightedSums(p_, b0_, b1_, rows_, scores_, stride_, limit_, sums_);
     for (int i = 0; i < rows_; ++i)
@@ -218,8 +218,14 @@ class Unit {
     for (int64_t j = 0; j < limit_; ++j) scores[j] = ReadFloat<Real>(p_.masked, masked + j * size);
   }
 
-  // scores <- exp(scores - their maximum); returns their sum.
-  Real Exponentiate(Real* scores) {
+  // The sink of row i; -inf, which weighs nothing, if there is none.
+  Real Sink(int i) const {
+    if (p_.sink.address == nullptr) return -std::numeric_limits<Real>::infinity();
+    return ReadFloat<Real>(p_.sink.dtype, p_.sink.At(b0_, b1_, first_ + i, 0));
+  }
+
+  // scores of row i <- exp(scores - their maximum); returns their sum, the sink's part included.
+  Real Exponentiate(int i, Real* scores) {
     const ExprLoops& loops = Loops().expr;
     ExprInstr instr{};
     instr.dtype = kReal;
@@ -232,7 +238,8 @@ class Unit {
     for (int64_t at = 0; at < end; at += kStripElements)
       loops.reduce(instr, scores + at, kStripElements, at, &peak);
     alignas(64) Real top[kStripElements], shifted[kStripElements];
-    const Real max = static_cast<Real>(peak.f);
+    const Real sink = Sink(i);
+    const Real max = std::max(static_cast<Real>(peak.f), sink);
     std::fill_n(top, kStripElements, max);
     for (int64_t at = 0; at < end; at += kStripElements) {
       instr.op = ExprOp::kSub;
@@ -242,7 +249,8 @@ class Unit {
       instr.op = ExprOp::kReduceSum;
       loops.reduce(instr, scores + at, kStripElements, at, &total);
     }
-    return static_cast<Real>(total.f);
+    const Real sum = static_cast<Real>(total.f);
+    return p_.sink.address == nullptr ? sum : sum + std::exp(sink - max);
   }
 
   const Header& p_;
@@ -305,7 +313,7 @@ Status EmitAttention(const ResolvedNode& resolved, Launch* launch) {
   JAXGRAPH_RETURN_IF_ERROR(DecodeAttention(node, &attention));
 
   ResolvedNode scores{&attention.scores, {nullptr}, {}};
-  scores.srcs.assign(resolved.srcs.begin() + 3, resolved.srcs.end());
+  scores.srcs.assign(resolved.srcs.begin() + 3, resolved.srcs.end() - attention.has_sink());
   scores.srcs.insert(scores.srcs.begin() + attention.params.raw_source, nullptr);
   Launch expr;
   JAXGRAPH_RETURN_IF_ERROR(EmitExpr(scores, &expr));
@@ -317,6 +325,7 @@ Status EmitAttention(const ResolvedNode& resolved, Launch* launch) {
   header.v = OperandOf(node.srcs[2], resolved.srcs[2]);
   const uint8_t bound = attention.params.bound_source;
   if (bound != 0xff) header.bound = OperandOf(node.srcs[bound], resolved.srcs[bound]);
+  if (attention.has_sink()) header.sink = OperandOf(node.srcs.back(), resolved.srcs.back());
   header.b0 = node.outs[0].shape[0];
   header.b1 = node.outs[0].shape[1];
   header.g = node.outs[0].shape[2];

@@ -97,6 +97,13 @@ void SetScores(Program* p, const std::function<void(ExprProgram*)>& change) {
   p->nodes[7].params = EncodeAttentionParams(scores);
 }
 
+// Of the sample's attention: one score more for each of its queries.
+void AddSink(Program* p) {
+  Node& attention = p->nodes[7];
+  attention.params[2] = static_cast<char>(attention.srcs.size());
+  attention.srcs.push_back(Dense(DType::kF32, 0, 64, {1, 1, 2, 1}));
+}
+
 // One way to break the sample, each of which Decode must refuse.
 struct Break {
   const char* name;
@@ -177,6 +184,28 @@ INSTANTIATE_TEST_SUITE_P(
         Break{"AttentionWorkspaceOfIntegers",
               [](Program* p) {
                 p->nodes[7].outs.push_back(Dense(DType::kS32, 0, 64, {8}));
+              }},
+        Break{"AttentionSinkIsNoSource", [](Program* p) { p->nodes[7].params[2] = 4; }},
+        Break{"AttentionSinkIsNotTheLastSource",
+              [](Program* p) {
+                AddSink(p);
+                p->nodes[7].params[2] = 3;
+              }},
+        Break{"AttentionSinkIsAnOperand", [](Program* p) { p->nodes[7].params[2] = 2; }},
+        Break{"AttentionSinkOfIntegers",
+              [](Program* p) {
+                AddSink(p);
+                p->nodes[7].srcs[4].dtype = DType::kS32;
+              }},
+        Break{"AttentionSinkForEveryScore",
+              [](Program* p) {
+                AddSink(p);
+                p->nodes[7].srcs[4].shape[3] = 4;
+              }},
+        Break{"AttentionSinkForOtherQueries",
+              [](Program* p) {
+                AddSink(p);
+                p->nodes[7].srcs[4].shape[2] = 1;
               }},
         Break{"AttentionWorkspaceWithGaps",
               [](Program* p) {
@@ -277,6 +306,14 @@ TEST(Program, AttentionNeedsNoBound) {
 TEST(Program, AttentionMayBringAWorkspace) {
   Program program = SampleProgram();
   program.nodes[7].outs.push_back(Dense(DType::kF32, 0, 64, {8}));
+  EXPECT_EQ(DecodeOnly(program).message(), "");
+}
+
+TEST(Program, AttentionMayHaveASink) {
+  Program program = SampleProgram();
+  AddSink(&program);
+  EXPECT_EQ(DecodeOnly(program).message(), "");
+  program.nodes[7].srcs[4].dtype = DType::kBF16;
   EXPECT_EQ(DecodeOnly(program).message(), "");
 }
 

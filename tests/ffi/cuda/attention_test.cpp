@@ -99,6 +99,9 @@ TEST_F(CudaAttentionTest, ModelsDecodeSteps) {
         AttentionSpec spec = Decode(t, 3, group, width, 1000, UniformInt(rng, 0, 1001));
         spec.raw = Chance(rng, 0.5) ? t : DType::kF32;
         ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
+        spec.sink = true;
+        spec.sink_dtype = Chance(rng, 0.5) ? t : DType::kF32;
+        ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
         spec.bias = true;  // another form, or the interpreter
         ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
       }
@@ -138,6 +141,29 @@ TEST_F(CudaAttentionTest, ARowThatSeesNothingIsNan) {
     ForEachIndex(c.node.outs[0], [&](const int64_t* i) {
       EXPECT_TRUE(std::isnan(Read(got, c.node.outs[0], i).f));
     });
+  }
+}
+
+// Its sink, if it has one, takes the whole weight; one that is NaN makes its row NaN.
+TEST_F(CudaAttentionTest, SinksOfRowsThatSeeNothing) {
+  Rng rng(5);
+  for (const DType t : {DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const int64_t s : {20, 200, 5000}) {
+      NodeCase c = MakeAttention(rng, Decode(t, 2, 4, 64, s, -1));
+      const TensorRef sink = AddSink(rng, &c, DType::kF32, Layout::kStrided);
+      ForEachIndex(sink, [&](const int64_t* i) { Write(c.buffers, sink, i, {1.5, 0}); });
+      const int64_t odd[] = {0, 1, 2, 0};
+      Write(c.buffers, sink, odd, {NAN, 0});
+      const Buffers got = Run(c, false);
+      ForEachIndex(c.node.outs[0], [&](const int64_t* i) {
+        const double value = Read(got, c.node.outs[0], i).f;
+        if (i[1] == 1 && i[2] == 2) {
+          EXPECT_TRUE(std::isnan(value));
+        } else {
+          EXPECT_EQ(value, 0);
+        }
+      });
+    }
   }
 }
 
@@ -280,6 +306,8 @@ TEST_F(CudaAttentionTest, DecodeShapes) {
           spec.soft_cap = Chance(rng, 0.2);
           spec.bias = Chance(rng, 0.2);
           if (Chance(rng, 0.3)) spec.window = UniformInt(rng, 1, s + 2);
+          spec.sink = Chance(rng, 0.3);
+          spec.sink_dtype = Chance(rng, 0.5) ? t : DType::kF32;
           ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
         }
       }
@@ -301,6 +329,7 @@ TEST_F(CudaAttentionTest, LongCachesInAWorkspace) {
           spec.workspace = Pick(rng, std::vector<int64_t>{100, 20000, 500000});
           if (Chance(rng, 0.3)) spec.keys = spec.values = CacheLayout::kHeadsFirst;
           if (Chance(rng, 0.3)) spec.window = UniformInt(rng, 1, 5000);
+          spec.sink = Chance(rng, 0.3);
           spec.bias = Chance(rng, 0.2);
           ASSERT_NO_FATAL_FAILURE(Check(MakeAttention(rng, spec)));
         }

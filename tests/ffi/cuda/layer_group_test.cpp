@@ -216,6 +216,14 @@ TEST_F(LayerGroupTest, WhatEndsTheLayers) {
     for (const LayerNode node : {kQuery, kKey, kValue, kOutput, kGate, kUp, kDown}) {
       EXPECT_EQ(taken(layer, node, indexed), layer) << node;
     }
+    LayerCase sinks = c;
+    const TensorRef sink = AddDense(&sinks, DType::kF32, {1, 2, 3, 1});
+    const Change with_a_sink = [&](Node* node, ResolvedNode* at) {
+      node->params[offsetof(AttentionParams, sink_source)] = static_cast<char>(node->srcs.size());
+      node->srcs.push_back(sink);
+      at->srcs.push_back(sinks.buffers.back().data());
+    };
+    EXPECT_EQ(taken(layer, kAttend, with_a_sink), layer);
     const Change half_a_row = [](Node* node, ResolvedNode*) { node->srcs[1].shape[4] /= 2; };
     EXPECT_EQ(taken(layer, kSetValues, half_a_row), layer);
     const Change drops = [](Node* node, ResolvedNode*) {

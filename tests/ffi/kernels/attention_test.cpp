@@ -108,6 +108,49 @@ TEST(HostAttention, OfNothingIsZero) {
   EXPECT_TRUE(SameResult(mean, RunHost(mean), RunReference(mean)));
 }
 
+// Of every dtype, above and below all scores; a row that sees nothing gives its weight to the sink.
+TEST(HostAttention, ASinkTakesItsPart) {
+  Rng rng(8);
+  for (DType t : FloatTypes()) {
+    for (DType sink : FloatTypes()) {
+      for (int64_t position : {-1, 0, 69}) {
+        AttentionSpec spec = Decode(t, 70, position);
+        spec.sink = true;
+        spec.sink_dtype = sink;
+        NodeCase c = MakeAttention(rng, spec);
+        const int64_t high[] = {0, 1, 2, 0}, low[] = {1, 0, 0, 0};
+        Write(c.buffers, c.node.srcs.back(), high, {300, 0});
+        Write(c.buffers, c.node.srcs.back(), low, {-300, 0});
+        const Buffers got = RunHost(c);
+        ASSERT_TRUE(SameResult(c, got, RunReference(c)));
+        if (position >= 0) continue;
+        ForEachIndex(c.node.outs[0],
+                     [&](const int64_t* i) { EXPECT_EQ(Read(got, c.node.outs[0], i).f, 0); });
+      }
+    }
+  }
+}
+
+// As with a score that is one: NaN makes its row NaN and no other; -inf weighs nothing.
+TEST(HostAttention, ASinkThatIsNoNumber) {
+  Rng rng(9);
+  AttentionSpec spec = Decode(DType::kF32, 70, 69);
+  NodeCase without = MakeAttention(rng, spec);
+  NodeCase c = without;
+  const TensorRef sink = AddSink(rng, &c, DType::kBF16, Layout::kDense);
+  ForEachIndex(
+      sink, [&](const int64_t* i) { Write(c.buffers, sink, i, {i[2] == 1 ? NAN : -HUGE_VAL, 0}); });
+  const Buffers got = RunHost(c), want = RunHost(without);
+  ForEachIndex(c.node.outs[0], [&](const int64_t* i) {
+    const double value = Read(got, c.node.outs[0], i).f;
+    if (i[2] == 1) {
+      EXPECT_TRUE(std::isnan(value));
+    } else {
+      EXPECT_EQ(value, Read(want, c.node.outs[0], i).f);
+    }
+  });
+}
+
 TEST(HostAttention, LongCacheOnThreads) {
   Rng rng(7);
   AttentionSpec spec = Decode(DType::kBF16, 5000, 4321);

@@ -30,6 +30,8 @@ struct AttentionSpec {
   DType position = DType::kS32;                   // of integers
   int64_t first_position = 0, last_position = 0;  // positions are drawn from these
   double masked_value = -HUGE_VAL;
+  bool sink = false;  // every query has one
+  DType sink_dtype = DType::kF32;
   int64_t workspace = 0;  // floats; 0: there is none
 };
 
@@ -135,6 +137,15 @@ class ScoreProgram {
   ExprProgram p_;
 };
 
+// Gives every query of an attention a sink.
+inline TensorRef AddSink(Rng& rng, NodeCase* c, DType dtype, Layout layout) {
+  const auto& shape = c->node.outs[0].shape;
+  TensorRef sink = MakeTensor(rng, c, dtype, {shape[0], shape[1], shape[2], 1}, layout);
+  c->node.params[offsetof(AttentionParams, sink_source)] = static_cast<char>(c->node.srcs.size());
+  c->node.srcs.push_back(sink);
+  return sink;
+}
+
 inline NodeCase MakeAttention(Rng& rng, const AttentionSpec& spec) {
   NodeCase c;
   c.node.op = Op::kAttention;
@@ -165,12 +176,13 @@ inline NodeCase MakeAttention(Rng& rng, const AttentionSpec& spec) {
   c.node.params.assign(reinterpret_cast<const char*>(&params), sizeof params);
   c.node.params += EncodeExpr(scores.program());
   c.node.outs = {MakeTensor(rng, &c, spec.out, {spec.b0, spec.b1, spec.g, spec.e}, queries)};
+  if (spec.sink) FillRandom(rng, &c, AddSink(rng, &c, spec.sink_dtype, Layout::kBroadcast), -2, 6);
 
   // A score's error moves its weight by as much, relatively; an output is a mean of values in
   // [-1, 1]. Narrow scores may round either way, each on its own, so their errors average out.
   const bool wide = spec.masked == DType::kF64 || spec.raw == DType::kF64 ||
                     spec.out == DType::kF64 || spec.q == DType::kF64 || spec.k == DType::kF64 ||
-                    spec.v == DType::kF64;
+                    spec.v == DType::kF64 || (spec.sink && spec.sink_dtype == DType::kF64);
   const double exact =
       (wide && spec.masked == DType::kF64 && spec.raw == DType::kF64) ? 1e-9 : 2e-5;
   const double narrow = std::max(spec.raw == DType::kF64 ? 0 : UnitOf(spec.raw),
@@ -229,6 +241,8 @@ inline AttentionSpec RandomAttentionSpec(Rng& rng) {
   spec.first_position = std::min(spec.first_position, most);
   spec.last_position = std::min(spec.last_position, most);
   if (Chance(rng, 0.3)) spec.masked_value = -3e4;  // finite in every dtype
+  spec.sink = Chance(rng, 0.3);
+  spec.sink_dtype = mostly(DType::kF32);
   return spec;
 }
 

@@ -590,8 +590,13 @@ inline void ReferenceAttention(const Node& node, Buffers* buffers) {
       at[3] = j;
       return Read(*buffers, scores.outs[0], at).f;
     };
-    double peak = -HUGE_VAL, total = 0, sum = 0;
+    double peak = -HUGE_VAL, total = 0, sum = 0, sink = 0;
+    if (attention.has_sink()) {
+      const int64_t query[] = {i[0], i[1], i[2], 0};
+      peak = sink = Read(*buffers, node.srcs.back(), query).f;
+    }
     for (int64_t j = 0; j < s; ++j) peak = ReferenceMax(peak, score(j));
+    if (attention.has_sink()) total = std::exp(sink - peak);
     for (int64_t j = 0; j < s; ++j) {
       const double weight = std::exp(score(j) - peak);
       const int64_t b[] = {i[0], i[1], j, i[3]};
