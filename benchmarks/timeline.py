@@ -111,8 +111,8 @@ def profiled(make: Callable[..., Any], arguments: argparse.Namespace) -> list[Ke
     """The kernels of a step of the function that `make` compiles."""
     config = SHAPES[arguments.shape]
     params = random_params(config, "bfloat16", jax.random.key(0))
-    cache = empty_cache(config, 1, arguments.context, "bfloat16")
-    token, position = jnp.ones(1, jnp.int32), jnp.int32(arguments.position)
+    cache = empty_cache(config, arguments.batch, arguments.context, "bfloat16")
+    token, position = jnp.ones(arguments.batch, jnp.int32), jnp.int32(arguments.position)
     step = make(partial(decode_step, config=config), donate_argnums=(1,))
 
     @partial(jax.jit, donate_argnums=1)
@@ -140,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="1b", help="default: %(default)s")
+    add("--batch", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--context", type=int, default=1024, metavar="N", help="default: %(default)s")
     add("--position", type=int, default=512, metavar="N", help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write all kernels there")
@@ -159,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         for what, (count, us) in engines[name]["kinds"].items():
             print(f"  {what:24} {count:5} {us:9.1f} µs")
     if arguments.json:
-        figures = {"shape": arguments.shape, "engines": engines}
+        figures = {"shape": arguments.shape, "batch": arguments.batch, "engines": engines}
         arguments.json.write_text(json.dumps(figures) + "\n")
     return 0
 
