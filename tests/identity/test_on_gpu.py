@@ -185,7 +185,7 @@ RESERVED = textwrap.dedent(
         return (x @ x + 1) @ x
 
     step, x = jaxgraph.wrap(fun, options=jaxgraph.Options(strict=True)), jnp.ones((8, 8))
-    # What JAX takes for itself (cuBLAS alone some hundreds of MB) it takes before memory is counted.
+    # What JAX takes for itself (hundreds of MB for cuBLAS) is taken before memory is counted.
     expected = fun(x)
     assert jnp.allclose(expected, fun(x))
     gauge = _native.testing.Machine("CUDA")
