@@ -9,8 +9,9 @@ import jaxgraph
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, CONTEXT = 2, 40, 6, 2, 10, 36, 101, 38
 WINDOW, EXPERTS, CHOSEN, LIMIT, ALPHA = 9, 5, 2, 7.0, 1.702
-# As in test_mixtral.py: no routing is a near tie.
-SEED = 7
+# As in test_mixtral.py: no routing is a near tie, the logits of the second and third expert lie at
+# least 0.1 apart.
+SEED = 42
 
 
 def rms_norm(x, scale):
