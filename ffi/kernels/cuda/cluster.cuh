@@ -7,11 +7,14 @@ namespace jaxgraph {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// The two halves of a barrier of all threads of a cluster.
+// The two halves of a barrier of all threads of a cluster. All threads of a warp come to an aligned
+// one together, which those that a branch has parted do not by themselves.
 __device__ __forceinline__ void ArriveInCluster() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WaitForCluster() {
+  __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // Before a cluster's blocks meet: of `bytes` that its blocks will send into this block's memory.
