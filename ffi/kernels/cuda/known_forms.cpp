@@ -272,4 +272,18 @@ bool MatchRotary(const ExprProgram& program, RotaryForm* form) {
   return false;
 }
 
+bool MatchArgmax(const ExprProgram& program, ArgmaxForm* form) {
+  if (program.num_stages != 2 || program.num_instrs != 3 || program.num_outs != 1) return false;
+  const ExprStage &first = program.stages[0], &second = program.stages[1];
+  const ExprInstr &load = program.instrs[0], &best = program.instrs[1], &store = program.instrs[2];
+  const auto index = static_cast<DType>(best.aux);
+  form->dtype = load.dtype;
+  return first.elem_begin == 0 && first.elem_end == 2 && second.scalar_begin == 2 &&
+         second.scalar_end == 3 && load.op == ExprOp::kLoad && load.aux == 0 &&
+         best.op == ExprOp::kReduceArgmax && best.a == load.dst && best.dtype == load.dtype &&
+         store.op == ExprOp::kStore && store.a == best.dst && store.dtype == index &&
+         (index == DType::kS32 || index == DType::kU32) &&
+         (load.dtype == DType::kBF16 || load.dtype == DType::kF16 || load.dtype == DType::kF32);
+}
+
 }  // namespace jaxgraph

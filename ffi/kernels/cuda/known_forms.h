@@ -42,4 +42,10 @@ struct RotaryForm {
 };
 bool MatchRotary(const ExprProgram& program, RotaryForm* form);
 
+// ROW: the place of the row's largest element, and nothing else.
+struct ArgmaxForm {
+  DType dtype = DType::kF32;  // of the elements: bf16, f16 or f32; the place is S32 or U32
+};
+bool MatchArgmax(const ExprProgram& program, ArgmaxForm* form);
+
 }  // namespace jaxgraph

@@ -57,6 +57,11 @@ StreamTuning DefaultTuning(const StreamParams& params, bool along_k) {
 }
 
 bool FitsStream(const StreamParams& params, bool along_k, const StreamTuning& tuning) {
+  constexpr int64_t kMostOfBlock = 8 * sizeof(StreamCandidate);  // and row
+  if (params.candidates != nullptr &&
+      kMostOfBlock * params.m * tuning.blocks > int64_t{kScratchBytes}) {
+    return false;
+  }
   switch (tuning.kernel) {
     case StreamKernel::kVector:
       return along_k && FitsStreamVector(params);
@@ -68,16 +73,18 @@ bool FitsStream(const StreamParams& params, bool along_k, const StreamTuning& tu
   return false;
 }
 
-void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
-                  Launches* launches) {
+int32_t LaunchStream(const StreamParams& params, DType dtype, bool along_k,
+                     const StreamTuning& tuning, Launches* launches) {
   switch (tuning.kernel) {
     case StreamKernel::kVector:
       return LaunchStreamVector(params, dtype, tuning, launches);
     case StreamKernel::kTiles:
       return LaunchStreamTiles(params, dtype, along_k, tuning, launches);
     case StreamKernel::kWide:
-      return LaunchStreamWide(params, dtype, along_k, tuning, launches);
+      LaunchStreamWide(params, dtype, along_k, tuning, launches);
+      return 0;
   }
+  return 0;
 }
 
 }  // namespace jaxgraph

@@ -7,6 +7,7 @@
 
 #include "ffi/core/dtype.h"
 #include "ffi/kernels/cuda/launchers.h"
+#include "ffi/kernels/cuda/stream_argmax.h"
 
 namespace jaxgraph {
 
@@ -50,16 +51,20 @@ struct StreamParams {
   char* activated;
   int64_t activated_m;
 
+  // Of an argmax behind the only product, [m, places]: what the kernel's warps leave. Null: none.
+  StreamCandidate* candidates;
+
   int32_t m, k, num_products;
   int32_t pieces;       // of all matrices: tiles of columns; the vector kernel's: columns
   int32_t stages;       // of a ring: a warp's, the wide kernel's a block's
   int32_t splits;       // what k is shared by: blocks of a cluster; the vector kernel's: warps
   int32_t row_pitch;    // bytes of a row in shared memory
   int32_t slice_bytes;  // the vector kernel's: of a column, in a warp
+  int32_t places;       // candidates of a row
 
   uint8_t has_norm, divides, rounds_first, silu_rounds;
   uint8_t fetches_early;  // no node writes the weights: they are read before the wait
-  uint8_t reserved[3];
+  uint8_t reserved[7];
 };
 
 // stream_vector.cu, stream_tiles.cu, stream_wide.cu; stream_launchers.h says what each can take.
@@ -76,13 +81,14 @@ struct StreamTuning {
 StreamTuning DefaultTuning(const StreamParams& params, bool along_k);
 
 // Whether the tuning's kernel can take them: the rows, and with them all that a block needs, fit
-// into its shared memory, and it knows norm, activation and layout.
+// into its shared memory, it knows norm, activation and layout, and candidates find room.
 bool FitsStream(const StreamParams& params, bool along_k, const StreamTuning& tuning);
 
 // `along_k`: every matrix is contiguous along k ("[out, in]"), else along n ("[in, out]"). bf16 or
 // f16 throughout (but for the products' own dtypes); rows, weights and outputs start at multiples
-// of 16 bytes, k is a multiple of 8 and, along n, so is every n. FitsStream must have agreed.
-void LaunchStream(const StreamParams& params, DType dtype, bool along_k, const StreamTuning& tuning,
-                  Launches* launches);
+// of 16 bytes, k is a multiple of 8 and, along n, so is every n. FitsStream must have agreed. Gives
+// the number of candidates that a row is left.
+int32_t LaunchStream(const StreamParams& params, DType dtype, bool along_k,
+                     const StreamTuning& tuning, Launches* launches);
 
 }  // namespace jaxgraph

@@ -177,6 +177,27 @@ bool TakesActivation(const ResolvedNode& at, DType dtype, StreamParams* p) {
   return true;
 }
 
+// A ROW that is the argmax of the only product's rows.
+bool TakesArgmax(const ResolvedNode& at, const StreamParams& p, StreamArgmaxParams* argmax) {
+  ExprProgram program;
+  ArgmaxForm form;
+  if (at.node->op != Op::kRow || at.node->srcs.size() != 1 || p.num_products != 1) return false;
+  if (!DecodeExpr(*at.node, &program).ok() || !MatchArgmax(program, &form)) return false;
+  const StreamedProduct& product = p.product[0];
+  TensorRef places = at.node->outs[0];  // one of a row, which it is broadcast along
+  places.shape[places.rank - 1] = 1;
+  const std::optional<Rows> from = AsRows(at.node->srcs[0]), to = AsRows(places);
+  if (!from || !to || form.dtype != product.out_dtype || at.srcs[0] != product.out) return false;
+  if (from->count != p.m || from->length != product.n ||
+      (p.m > 1 && from->stride != product.out_m)) {
+    return false;
+  }
+  argmax->out = at.outs[0];
+  argmax->pitch = to->stride;
+  argmax->rows = p.m;
+  return true;
+}
+
 }  // namespace
 
 size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
@@ -246,8 +267,24 @@ size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
       ++next;
     }
   }
-  LaunchStream(params, product.b_dtype, leader.along_k, DefaultTuning(params, leader.along_k),
-               launches);
+  // In a region other branches run meanwhile, and have the same scratch memory.
+  StreamArgmaxParams argmax = {};
+  if (fusion && stands_by(next) && nodes[next].node->region == 0 &&
+      nodes[next].scratch != nullptr && TakesArgmax(nodes[next], params, &argmax)) {
+    StreamParams with_argmax = params;
+    with_argmax.candidates = reinterpret_cast<StreamCandidate*>(nodes[next].scratch);
+    if (fits(with_argmax)) {
+      params = with_argmax;
+      ++next;
+    }
+  }
+  const int32_t places = LaunchStream(params, product.b_dtype, leader.along_k,
+                                      DefaultTuning(params, leader.along_k), launches);
+  if (params.candidates != nullptr) {
+    argmax.candidates = params.candidates;
+    argmax.places = places;
+    LaunchStreamArgmax(argmax, launches);
+  }
   return next - first;
 }
 

@@ -41,16 +41,18 @@ inline int32_t ShareAmongBlocks(const StreamTuning& tuning, int step, StreamPara
   return std::min(p.pieces, std::max(tuning.blocks / p.splits, 1));
 }
 
+// The launchers give the number of candidates of a row.
+
 // One row times matrices that are contiguous along k, without an activation.
 bool FitsStreamVector(const StreamParams& params);
-void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
-                        Launches* launches);
+int32_t LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
+                           Launches* launches);
 // Up to 8 rows, either layout.
 constexpr int kMaxTileRows = 8;
 bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuning);
-void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
-                       Launches* launches);
-// Up to 64 rows, either layout, without a norm.
+int32_t LaunchStreamTiles(StreamParams params, DType dtype, bool along_k,
+                          const StreamTuning& tuning, Launches* launches);
+// Up to 64 rows, either layout, without a norm or an argmax.
 bool FitsStreamWide(const StreamParams& params);
 int32_t WideTiles(const StreamParams& params);  // that it cuts the matrices into
 void LaunchStreamWide(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,

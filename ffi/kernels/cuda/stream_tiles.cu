@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
+#include "ffi/kernels/cuda/stream_candidate.cuh"
 #include "ffi/kernels/cuda/stream_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -149,9 +150,10 @@ __device__ __forceinline__ void MultiplyStage(uint32_t stage, const char* rows, 
   }
 }
 
-template <typename T>
+// With an argmax (kBest) the column is seen by `best`.
+template <typename T, bool kBest>
 __device__ __forceinline__ void StoreColumn(const StreamParams& p, const Tile& tile, int m, int n,
-                                            float first, float second) {
+                                            float first, float second, StreamCandidate* best) {
   const StreamedProduct& product = p.product[tile.first];
   if (n >= product.n) return;
   const auto store = [&](const StreamedProduct& to, float v) {
@@ -159,6 +161,7 @@ __device__ __forceinline__ void StoreColumn(const StreamParams& p, const Tile& t
     StoreFloat(to.out + m * to.out_m + n * item, to.out_dtype, v);
   };
   store(product, first);
+  if constexpr (kBest) See(RoundTo(product.out_dtype, first), n, best);
   if (p.activated == nullptr) return;
   store(p.product[1], second);
   StoreActivated<T>(p, m, n, Rounded<T>(first), Rounded<T>(second));
@@ -167,8 +170,8 @@ __device__ __forceinline__ void StoreColumn(const StreamParams& p, const Tile& t
 
 // One row has kernels of its own: code that is not run need not be fetched, and a decode step comes
 // by each of them for a few microseconds only. Registers for three blocks a multiprocessor, so that
-// the next launch's find a place, if they last.
-template <typename T, bool kAlongK, bool kPair, bool kOneRow>
+// the next launch's find a place, if they last. kBest: an argmax follows.
+template <typename T, bool kAlongK, bool kPair, bool kOneRow, bool kBest>
 __global__ void __launch_bounds__(kStreamThreads, 3)
     StreamTilesKernel(const __grid_constant__ StreamParams p) {
 #if __CUDA_ARCH__ >= 900
@@ -211,6 +214,14 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
     BringRows<T>(p, rows, begin / 8, end / 8, SharedAddress(&row_barrier), squares);
   }
 
+  // Threads that store columns: which ones, and of which rows, is the same for all tiles.
+  constexpr int kMost = (kOneRow ? 1 : kMaxTileRows) * S::kColumns;
+  constexpr int kRounds = (kMost + kStreamThreads - 1) / kStreamThreads;
+  StreamCandidate best[kRounds];
+  if constexpr (kBest) {
+#pragma unroll
+    for (int j = 0; j < kRounds; ++j) best[j] = NoCandidate();
+  }
   int stage = 0;
   for (int t = place.cluster; t < p.pieces; t += place.clusters) {
     float sum[S::kSides][kTiles][4] = {};
@@ -255,35 +266,52 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
       num_parts = p.splits;
     }
     const Tile tile = TileOf<S>(p, t);
-    for (int i = threadIdx.x; i < num_rows * S::kColumns; i += kStreamThreads) {
+#pragma unroll
+    for (int j = 0; j < kRounds; ++j) {
+      const int i = threadIdx.x + j * kStreamThreads;
+      if (i >= num_rows * S::kColumns) break;
       const int m = i / S::kColumns, n = i % S::kColumns;
       float total[2] = {};
 #pragma unroll
       for (int side = 0; side < S::kSides; ++side) {
         total[side] = sum_of(parts, num_parts, m * S::kWidth + side * S::kColumns + n);
       }
-      StoreColumn<T>(p, tile, m, tile.column + n, total[0], total[1]);
+      StoreColumn<T, kBest>(p, tile, m, tile.column + n, total[0], total[1], &best[j]);
     }
     __syncthreads();  // the sums are read: the next tile's may come
+  }
+  if constexpr (kBest) {
+    constexpr int kWarpsOfRow = S::kColumns / kWarp;
+#pragma unroll
+    for (int j = 0; j < kRounds; ++j) {
+      const int m = (warp + j * kStreamWarps) / kWarpsOfRow;
+      best[j] = BestOfWarp(best[j]);
+      if (lane != 0 || m >= num_rows) continue;
+      p.candidates[m * p.places + place.cluster * kWarpsOfRow + warp % kWarpsOfRow] = best[j];
+    }
   }
 #endif
 }
 
-template <typename T, bool kAlongK, bool kPair, bool kOneRow>
+template <typename T, bool kAlongK, bool kPair, bool kOneRow, bool kBest>
 const KernelInfo kTilesKernel = {
     kAlongK ? "stream_along_k" : "stream_along_n", sizeof(StreamParams), nullptr,
-    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair, kOneRow>)};
+    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair, kOneRow, kBest>)};
 
+template <typename T, bool kPair, bool kOneRow, bool kBest>
+const KernelInfo* KernelFor(bool along_k) {
+  return along_k ? &kTilesKernel<T, true, kPair, kOneRow, kBest>
+                 : &kTilesKernel<T, false, kPair, kOneRow, kBest>;
+}
 template <typename T, bool kOneRow>
-const KernelInfo* KernelFor(bool along_k, bool pair) {
-  if (pair) {
-    return along_k ? &kTilesKernel<T, true, true, kOneRow> : &kTilesKernel<T, false, true, kOneRow>;
-  }
-  return along_k ? &kTilesKernel<T, true, false, kOneRow> : &kTilesKernel<T, false, false, kOneRow>;
+const KernelInfo* KernelFor(const StreamParams& p, bool along_k) {
+  if (p.activated != nullptr) return KernelFor<T, true, kOneRow, false>(along_k);
+  return p.candidates != nullptr ? KernelFor<T, false, kOneRow, true>(along_k)
+                                 : KernelFor<T, false, kOneRow, false>(along_k);
 }
 template <typename T>
-const KernelInfo* KernelFor(bool along_k, bool pair, int rows) {
-  return rows == 1 ? KernelFor<T, true>(along_k, pair) : KernelFor<T, false>(along_k, pair);
+const KernelInfo* KernelFor(const StreamParams& p, bool along_k) {
+  return p.m == 1 ? KernelFor<T, true>(p, along_k) : KernelFor<T, false>(p, along_k);
 }
 
 // What a launch needs beside `params`, which get their sizes from it.
@@ -320,13 +348,14 @@ bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuni
          PlanTiles(along_k, tuning, &params).shared_bytes <= kMaxStreamShared;
 }
 
-void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
-                       Launches* launches) {
+int32_t LaunchStreamTiles(StreamParams params, DType dtype, bool along_k,
+                          const StreamTuning& tuning, Launches* launches) {
   const Plan plan = PlanTiles(along_k, tuning, &params);
-  const bool pair = params.activated != nullptr;
+  const int columns = along_k ? kLines : kLineItems;  // where there is no pair
+  params.places = plan.clusters * columns / kWarp;
   Launch launch;
-  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(along_k, pair, params.m)
-                                        : KernelFor<StreamF16>(along_k, pair, params.m);
+  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(params, along_k)
+                                        : KernelFor<StreamF16>(params, along_k);
   launch.grid[0] = static_cast<uint32_t>(plan.clusters * params.splits);
   launch.block[0] = kStreamThreads;
   launch.cluster = static_cast<uint32_t>(params.splits);
@@ -334,6 +363,7 @@ void LaunchStreamTiles(StreamParams params, DType dtype, bool along_k, const Str
   launch.dependent = true;
   SetParams(params, &launch);
   launches->push_back(std::move(launch));
+  return params.places;
 }
 
 }  // namespace jaxgraph

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
+#include "ffi/kernels/cuda/stream_candidate.cuh"
 #include "ffi/kernels/cuda/stream_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
 #include "ffi/kernels/cuda/strided_space.h"
@@ -72,11 +73,13 @@ __device__ __forceinline__ float MultiplySlice(const char* piece, const char* ro
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// Rounds and stores a column.
-__device__ __forceinline__ void StoreColumn(const StreamParams& p, int column, float total) {
+// Rounds and stores a column; with an argmax it is seen by `best`.
+__device__ __forceinline__ void StoreColumn(const StreamParams& p, int column, float total,
+                                            StreamCandidate* best) {
   const Column at = ColumnOf(p, column);
   const int64_t item = at.product->out_dtype == DType::kF32 ? 4 : 2;
   StoreFloat(at.product->out + at.n * item, at.product->out_dtype, total);
+  if (p.candidates != nullptr) See(RoundTo(at.product->out_dtype, total), column, best);
 }
 #endif
 
@@ -118,6 +121,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
 
   int stage = 0;
   uint32_t parity = 0;
+  StreamCandidate best = NoCandidate();  // of this thread's columns
   float* team_sums = sums + (warp >> shift) * p.splits + slice;
   for (int column = first; column < p.pieces; column += step) {
     WaitForBytes(barrier + 8 * stage, parity);
@@ -131,23 +135,28 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
     total = SumOfWarp(total);
     if (lane != 0) continue;
     if (p.splits == 1) {
-      StoreColumn(p, column, total);
+      StoreColumn(p, column, total, &best);
     } else {
       *team_sums = total;
       team_sums += kStreamWarps;
     }
   }
-  if (p.splits == 1) return;
-  __syncthreads();
-  // Thread i takes the column that is the i-th in the order of `sums`.
-  for (int i = threadIdx.x;; i += kStreamThreads) {
-    const int before = (i * p.splits / kStreamWarps) * step;
-    const int column = before + static_cast<int>(blockIdx.x) * teams + (i & (teams - 1));
-    if (before >= p.pieces) break;
-    if (column >= p.pieces) continue;
-    float total = 0;
-    for (int s = 0; s < p.splits; ++s) total += sums[i * p.splits + s];
-    StoreColumn(p, column, total);
+  if (p.splits > 1) {
+    __syncthreads();
+    // Thread i takes the column that is the i-th in the order of `sums`.
+    for (int i = threadIdx.x;; i += kStreamThreads) {
+      const int before = (i * p.splits / kStreamWarps) * step;
+      const int column = before + static_cast<int>(blockIdx.x) * teams + (i & (teams - 1));
+      if (before >= p.pieces) break;
+      if (column >= p.pieces) continue;
+      float total = 0;
+      for (int s = 0; s < p.splits; ++s) total += sums[i * p.splits + s];
+      StoreColumn(p, column, total, &best);
+    }
+    if (p.candidates != nullptr) best = BestOfWarp(best);
+  }
+  if (p.candidates != nullptr && lane == 0) {
+    p.candidates[blockIdx.x * kStreamWarps + warp] = best;
   }
 #endif
 }
@@ -179,8 +188,8 @@ bool FitsStreamVector(const StreamParams& p) {
          SumBytes(ColumnsOf(p), slices, 132) <= kMostSumBytes;
 }
 
-void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
-                        Launches* launches) {
+int32_t LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
+                           Launches* launches) {
   params.pieces = CutColumns(1, &params);
   params.splits = SlicesOf(params.k);
   params.slice_bytes = static_cast<int32_t>(16 * CeilDiv(params.k / 8, params.splits));
@@ -194,6 +203,7 @@ void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tu
 
   Launch launch;
   launch.kernel = dtype == DType::kBF16 ? &kVector<StreamBF16> : &kVector<StreamF16>;
+  params.places = static_cast<int32_t>(grid * kStreamWarps);
   launch.grid[0] = static_cast<uint32_t>(grid);
   launch.block[0] = kStreamThreads;
   launch.shared_bytes =
@@ -202,6 +212,7 @@ void LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tu
   launch.dependent = true;
   SetParams(params, &launch);
   launches->push_back(std::move(launch));
+  return params.places;
 }
 
 }  // namespace jaxgraph

@@ -493,7 +493,7 @@ int32_t CutTiles(StreamParams* params) {
 }  // namespace
 
 bool FitsStreamWide(const StreamParams& params) {
-  return params.m <= kMaxStreamRows && !params.has_norm;
+  return params.m <= kMaxStreamRows && !params.has_norm && params.candidates == nullptr;
 }
 
 int32_t WideTiles(const StreamParams& params) {

@@ -51,9 +51,10 @@ class Assembler {
     return Add({op, t, 0, a, 0, 0, Aux(aux)});
   }
   uint8_t Op2(ExprOp op, DType t, uint8_t a, uint8_t b) { return Add({op, t, 0, a, b, 0, 0}); }
-  uint8_t ReduceSum(uint8_t a) {
+  uint8_t ReduceSum(uint8_t a) { return Reduce(ExprOp::kReduceSum, DType::kF32, a); }
+  uint8_t Reduce(ExprOp op, DType t, uint8_t a, int aux = 0) {
     in_elements_ = false;  // only the register is a scalar one
-    const uint8_t r = Add({ExprOp::kReduceSum, DType::kF32, 0, a, 0, 0, 0});
+    const uint8_t r = Add({op, t, 0, a, 0, 0, Aux(aux)});
     in_elements_ = true;
     ++program_.stages[program_.num_stages - 1].elem_end;
     --program_.stages[program_.num_stages - 1].scalar_end;
@@ -61,7 +62,7 @@ class Assembler {
   }
   void Store(DType t, int out, uint8_t a) {
     Add({ExprOp::kStore, t, 0, a, 0, 0, Aux(out)});
-    --element_;
+    --(in_elements_ ? element_ : scalar_);
   }
 
   std::string Encode() const { return EncodeExpr(program_); }
@@ -97,11 +98,13 @@ struct GroupShape {
   bool turned = false;  // commutative operands the other way round, loads in another order
   bool activation = false;
   bool silu_rounds = true;
+  bool argmax = false;  // of the last product's rows
 };
 
 struct GroupCase {
   std::vector<Node> nodes;
   Buffers buffers;
+  int scratch = -1;  // the buffer that is scratch memory, if there is any
   std::vector<TensorRef> outs() const {
     std::vector<TensorRef> all;
     for (const Node& node : nodes) all.insert(all.end(), node.outs.begin(), node.outs.end());
@@ -202,8 +205,21 @@ inline std::string SiluProgram(const GroupShape& s, int64_t size) {
   return a.Encode();
 }
 
+inline std::string ArgmaxProgram(const std::vector<int64_t>& shape, DType t,
+                                 ExprOp op = ExprOp::kReduceArgmax, DType index = DType::kS32) {
+  Assembler a(shape, 1, 1);
+  a.Scalar();
+  a.Elements();
+  const uint8_t best = a.Reduce(op, t, a.Load(t, 0), static_cast<int>(index));
+  a.Scalar();
+  a.Store(index, 0, best);
+  return a.Encode();
+}
+
 inline GroupCase MakeGroup(Rng& rng, const GroupShape& s) {
   GroupCase c;
+  c.scratch = static_cast<int>(c.buffers.size());
+  c.buffers.emplace_back(kScratchBytes, kPoison);
   const auto vectors = [&](int64_t n) {
     return s.m == 1 ? std::vector<int64_t>{n} : std::vector<int64_t>{s.m, n};
   };
@@ -266,6 +282,22 @@ inline GroupCase MakeGroup(Rng& rng, const GroupShape& s) {
     activation.outs = {AddDense(&c, s.dtype, {size})};
     c.nodes.push_back(activation);
   }
+  if (s.argmax) {
+    Node argmax;
+    argmax.op = Op::kRow;
+    const std::vector<int64_t> shape = vectors(s.columns.back());
+    argmax.params = ArgmaxProgram(shape, s.out);
+    TensorRef logits = c.nodes.back().outs[0], out = AddDense(&c, DType::kS32, {s.m, 1});
+    logits.rank = out.rank = static_cast<uint8_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), logits.shape.begin());
+    out.shape = logits.shape;
+    out.strides = s.m == 1 ? std::array<int64_t, kMaxRank>{0} : std::array<int64_t, kMaxRank>{1, 0};
+    logits.strides = s.m == 1 ? std::array<int64_t, kMaxRank>{1}
+                              : std::array<int64_t, kMaxRank>{s.columns.back(), 1};
+    argmax.srcs = {logits};
+    argmax.outs = {out};
+    c.nodes.push_back(argmax);
+  }
   return c;
 }
 
@@ -273,6 +305,7 @@ inline std::vector<ResolvedNode> ResolveAll(const GroupCase& c, const std::vecto
   std::vector<ResolvedNode> nodes;
   for (const Node& node : c.nodes) {
     nodes.push_back(Resolve(node, bases));
+    if (c.scratch >= 0) nodes.back().scratch = bases[c.scratch];
     if (node.op == Op::kMatmul) nodes.back().constant_srcs = 2;
   }
   return nodes;

@@ -234,6 +234,99 @@ TEST_F(StreamGroupTest, WhatDoesNotFit) {
   EXPECT_EQ(name_of(nothing, odd), "stream");
 }
 
+GroupShape Head() {
+  GroupShape s;
+  s.out = DType::kF32;
+  s.columns = {96};
+  s.norm = s.residual = s.argmax = true;
+  return s;
+}
+
+TEST_F(StreamGroupTest, AnArgmaxReadsWhatTheProductsWarpsLeave) {
+  for (const bool along_k : {true, false}) {
+    for (const int64_t columns : {64, 16384}) {
+      for (const int64_t m : {1, 2, 8}) {
+        GroupShape s = Head();
+        s.m = m;
+        s.columns = {columns};
+        s.along_k = along_k;
+        Rng rng(8);
+        std::vector<Launch> launches;
+        EXPECT_EQ(Covered(MakeGroup(rng, s), true, &launches), Counts{3});
+        ASSERT_EQ(launches.size(), 2u);
+        EXPECT_STREQ(launches[1].kernel->name, "stream_argmax");
+        EXPECT_TRUE(launches[1].dependent);
+        StreamParams product;
+        StreamArgmaxParams argmax;
+        ASSERT_EQ(launches[0].params.size(), sizeof product);
+        ASSERT_EQ(launches[1].params.size(), sizeof argmax);
+        std::memcpy(&product, launches[0].params.data(), sizeof product);
+        std::memcpy(&argmax, launches[1].params.data(), sizeof argmax);
+        EXPECT_EQ(argmax.candidates, product.candidates);
+        EXPECT_EQ(argmax.places, product.places);
+        EXPECT_EQ(argmax.rows, m);
+        EXPECT_GT(argmax.places, 0);
+        EXPECT_LE(m * argmax.places * sizeof(StreamCandidate), kScratchBytes);
+      }
+    }
+  }
+}
+
+TEST_F(StreamGroupTest, WhichArgmaxIsTaken) {
+  EXPECT_EQ(Covered(Head(), false), (Counts{1, 1, 1}));
+  GroupShape s = Head();
+  s.m = 9;  // another kernel's
+  EXPECT_EQ(Covered(s), (Counts{1, 1, 1}));
+  s = Head();
+  s.columns = {96, 96};
+  EXPECT_EQ(Covered(s), (Counts{3, 1}));
+
+  Rng rng(9);
+  s = Head();
+  s.m = 2;
+  const GroupCase c = MakeGroup(rng, s);
+  EXPECT_EQ(Covered(c), Counts{3});
+  const auto changed = [&](const std::function<void(GroupCase*)>& change) {
+    GroupCase other = c;
+    change(&other);
+    return Covered(other);
+  };
+  const Counts apart = {2, 1};
+  EXPECT_EQ(changed([](GroupCase* o) { o->nodes[2].region = 1; }), apart);
+  EXPECT_EQ(changed([](GroupCase* o) {
+              for (Node& node : o->nodes) node.region = 1;
+            }),
+            apart);
+  EXPECT_EQ(changed([](GroupCase* o) {
+              o->nodes[2].params = ArgmaxProgram({2, 96}, DType::kF32, ExprOp::kReduceArgmin);
+            }),
+            apart);
+  EXPECT_EQ(changed([](GroupCase* o) {  // of other logits
+              o->nodes[2].srcs[0].base = AddDense(o, DType::kF32, {2, 96}).base;
+            }),
+            apart);
+  EXPECT_EQ(changed([](GroupCase* o) {  // of a part of them
+              o->nodes[2].params = ArgmaxProgram({2, 95}, DType::kF32);
+              o->nodes[2].srcs[0].shape = o->nodes[2].outs[0].shape = {2, 95};
+            }),
+            apart);
+  EXPECT_EQ(changed([](GroupCase* o) {  // of the first row, twice
+              o->nodes[2].srcs[0].strides = {0, 1};
+            }),
+            apart);
+  EXPECT_EQ(changed([](GroupCase* o) {  // with a place of 64 bits
+              o->nodes[2].params =
+                  ArgmaxProgram({2, 96}, DType::kF32, ExprOp::kReduceArgmax, DType::kS64);
+              o->nodes[2].outs[0].dtype = DType::kS64;
+              o->buffers[o->nodes[2].outs[0].base].resize(16);
+            }),
+            apart);
+  Buffers buffers = c.buffers;
+  std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
+  for (ResolvedNode& node : nodes) node.scratch = nullptr;
+  EXPECT_EQ(Covered(c, nodes), apart);
+}
+
 TEST_F(StreamGroupTest, NoLaunchAsksForMoreSharedMemoryThanThereIs) {
   constexpr uint32_t kMost = 227 * 1024, kStatic = 10 * 1024;
   Rng rng(7);

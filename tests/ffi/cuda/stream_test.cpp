@@ -32,6 +32,7 @@ class StreamTest : public ClusterTest {
     launches[0].dependent = false;
     const auto poison = [&] {
       for (const TensorRef& t : c.outs()) memory[t.base].Upload(c.buffers[t.base]);
+      memory[c.scratch].Upload(c.buffers[c.scratch]);
     };
     const auto outputs = [&] {
       Buffers all(c.buffers.size());
@@ -301,6 +302,83 @@ TEST_F(StreamTest, FewerColumnsThanRows) {
     s.k = 224;
     s.columns = {n};
     ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+// The same memory as the argmax's node finds it in.
+std::vector<int64_t> ArgmaxOf(const GroupCase& c, const Buffers& buffers) {
+  const TensorRef& logits = c.nodes.back().srcs[0];
+  const int64_t n = logits.shape[logits.rank - 1];
+  const std::vector<double> x = ValuesOf(logits, buffers);
+  std::vector<int64_t> all;
+  for (size_t row = 0; row < x.size(); row += n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; ++i) {
+      const double now = x[row + best], next = x[row + i];
+      if (!std::isnan(now) && (std::isnan(next) || next > now)) best = i;
+    }
+    all.push_back(best);
+  }
+  return all;
+}
+
+// Launches of a product and its argmax leave the same in memory as the nodes one by one.
+TEST_F(StreamTest, AnArgmaxBehindAProduct) {
+  Rng rng(12);
+  const auto write = [](GroupCase* c, int64_t column, double value) {
+    const TensorRef& weights = c->nodes[c->nodes.size() - 2].srcs[1];
+    for (int64_t i = 0; i < weights.shape[2]; ++i) {
+      const int64_t at = column * weights.strides[3] + i * weights.strides[2];
+      WriteElement(weights.dtype, {value, 0}, c->buffers[weights.base].data() + 2 * at);
+    }
+  };
+  struct Size {
+    int64_t m, k, n;
+    bool along_k;
+  };
+  const Size sizes[] = {
+      {1, 64, 16384 + 5, true}, {1, 2048, 16384, true}, {1, 2056, 16384 + 3, true},
+      {1, 8200, 16384, true},   {1, 64, 40, true},      {1, 1024, 4104, true},
+      {1, 64, 40, false},       {1, 1024, 8200, false}, {2, 64, 16384 + 5, true},
+      {3, 512, 4099, true},     {8, 64, 9001, true},    {8, 8, 70, true},
+      {5, 64, 9000, false},     {8, 512, 4104, false},  {7, 8, 64, false}};
+  for (const Size& size : sizes) {
+    for (const DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(std::to_string(size.m) + " rows, " + std::to_string(size.k) + " to " +
+                   std::to_string(size.n) + (size.along_k ? " along k " : " along n ") +
+                   NameOf(out));
+      GroupShape s;
+      s.m = size.m;
+      s.k = size.k;
+      s.columns = {size.n};
+      s.along_k = size.along_k;
+      s.argmax = true;
+      s.dtype = out == DType::kF16 ? out : DType::kBF16;
+      s.out = out;
+      s.norm = Chance(rng, 0.5) && NormFits(s.m, s.k);
+      const GroupCase c = MakeGroup(rng, s);
+      // As it is; with equal columns, which may all be the largest; with infinities and NaN.
+      for (const int kind : {0, 1, 2, 3}) {
+        SCOPED_TRACE(kind);
+        GroupCase changed = c;
+        const int64_t first = UniformInt(rng, 0, size.n / 2),
+                      last = UniformInt(rng, first, size.n - 1);
+        for (const int64_t column : {first, (first + last) / 2, last}) {
+          if (kind == 1) write(&changed, column, 0.5);
+          if (kind == 2) write(&changed, column, INFINITY);  // -inf or NaN of some rows
+          if (kind == 3 && column != first) write(&changed, column, NAN);
+        }
+        if (kind == 3) write(&changed, first, INFINITY);
+        Buffers got;
+        ASSERT_NO_FATAL_FAILURE(RunOnCuda(changed, true, 2, &got));
+        const std::vector<int64_t> want = ArgmaxOf(changed, got);
+        for (int64_t m = 0; m < size.m; ++m) {
+          const int64_t at[] = {m, 0};
+          TensorRef out_ref = changed.nodes.back().outs[0];
+          EXPECT_EQ(Read(got, out_ref, size.m == 1 ? at + 1 : at).i, want[m]) << "row " << m;
+        }
+      }
+    }
   }
 }
 
