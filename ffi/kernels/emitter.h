@@ -28,9 +28,9 @@ struct ResolvedNode {
 };
 constexpr uint64_t kScratchBytes = 72 << 10;
 
-// kScratchBytes, or 0 where no emitter makes use of them: kernels of whole layers do, and a layer
-// has an attention. One answer for all devices: how much to reserve is asked before it is known
-// where a program will run.
+// kScratchBytes, or 0 where no emitter needs them: kernels of whole layers do, and a layer has an
+// attention; an argmax behind a product uses them where they are. One answer for all devices: how
+// much to reserve is asked before it is known where a program will run.
 inline uint64_t ScratchBytesOf(const Program& program) {
   const bool any = std::any_of(program.nodes.begin(), program.nodes.end(),
                                [](const Node& node) { return node.op == Op::kAttention; });

@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(kSlices* kWidth / 4)
               ? PartRow(plan.workspace, kWidth, block * plan.heads + head).Load(kWidth, column)
               : NoPart();
     }
-    const Part before = all;
-    all = Combined<kAtOnce + 1>(kAtOnce + 1, [&](int i) { return i == 0 ? before : parts[i - 1]; });
+    all = Combined({all, Combined(parts)});
   }
   slices[slice][unit] = all;
   __syncthreads();

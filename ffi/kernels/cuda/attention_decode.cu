@@ -48,12 +48,11 @@ struct DecodePlan {
 template <int kWidth>
 struct BlockLayout {
   static constexpr uint32_t kPitch = kWidth + 8;  // floats: fewer bank conflicts
-  uint32_t sums = 0, peaks, totals, parts, barrier, bytes;
+  uint32_t sums = 0, peaks, parts, barrier, bytes;
   __host__ __device__ BlockLayout(int warps, int heads, int splits) {
     constexpr uint32_t kFloat = sizeof(float);
     peaks = warps * heads * kPitch * kFloat;
-    totals = peaks + warps * kHeads * kFloat;
-    parts = totals + warps * kHeads * kFloat;
+    parts = peaks + warps * kHeads * 2 * kFloat;
     const uint32_t units = heads * kWidth / 4;
     barrier = parts + (splits > 1 ? (units + splits - 1) / splits * splits * kPartBytes : 0);
     bytes = barrier + 16;
@@ -68,8 +67,8 @@ struct BlockLayout {
 template <typename Math, int kWidth>
 __device__ __noinline__ void SumOneByOne(const AttentionArgs& p, const char* q, const char* k,
                                          const char* v, int b0, int b1, int first_query, int count,
-                                         int first, int step, int end, const float* peaks,
-                                         float* sums) {
+                                         int first, int step, int end,
+                                         const float2* peaks_and_totals, float* sums) {
   constexpr int kOwn = kWidth / kWarp, kItem = 2;  // columns of a lane, side by side
   const int column = threadIdx.x % kWarp * kOwn;
   const auto load = [](const char* from) {
@@ -88,7 +87,7 @@ __device__ __noinline__ void SumOneByOne(const AttentionArgs& p, const char* q, 
         }
 #pragma unroll
         for (int o = kWarp / 2; o > 0; o /= 2) score += __shfl_xor_sync(kAllLanes, score, o);
-        const float weight = ScaleOf(Masked(p, view, position, score), peaks[h]);
+        const float weight = ScaleOf(Masked(p, view, position, score), peaks_and_totals[h].x);
         for (int c = 0; c < kOwn; ++c) {
           sum[c] = fmaf(weight, load(v + position * p.v_strides[2] + (column + c) * kItem), sum[c]);
         }
@@ -108,8 +107,10 @@ __device__ __forceinline__ bool Holds(const RewrittenRows& rows, int first, int 
 
 #endif
 
-// kSimple: the form of scores is.
-template <typename Math, int kWidth, bool kSimple>
+// kSimple: the form of scores is. kOnce: the form is plain, and no warp has more than one chunk.
+// There is less code then, and less of it to fetch: a decode step comes by once a layer, and finds
+// it cold.
+template <typename Math, int kWidth, bool kSimple, bool kOnce>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
     AttentionDecodeKernel(const __grid_constant__ DecodePlan plan) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -121,8 +122,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   const AttentionArgs& p = plan.args;
   const bool sends = plan.splits > 1 && plan.workspace == nullptr;
   const BlockLayout<kWidth> layout(plan.warps, plan.heads, sends ? plan.splits : 1);
-  float* const peaks = reinterpret_cast<float*>(shared + layout.peaks);
-  float* const totals = reinterpret_cast<float*>(shared + layout.totals);
+  float2* const peaks = reinterpret_cast<float2*>(shared + layout.peaks);  // and totals
   const uint32_t barrier = SharedAddress(shared + layout.barrier);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   const int count = min(plan.heads, p.g - first_query);
   const int b0 = batch / p.b1, b1 = batch - b0 * p.b1;
   const int units = count * kUnitsOfHead;
-  const int owned = (units - rank + plan.splits - 1) / plan.splits;  // every splits-th, from `rank`
+  // Of a cluster, which is a power of two: every splits-th unit, from `rank`.
+  const int shift = __ffs(plan.splits) - 1, owned = (units - rank + plan.splits - 1) >> shift;
   if (sends) {
     // Before a block sends anything, all must be there with their barriers.
     if (threadIdx.x == 0) ExpectFromCluster(barrier, plan.splits * owned * kPartBytes);
@@ -151,6 +152,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   const auto wait = [&] {
     if (waited) return;
     waited = true;
+    if (sends) WaitForCluster();  // all blocks have started, with their barriers
     asm volatile("griddepcontrol.wait;" ::: "memory");
     RandomDelay();
     const int head = FirstRow();
@@ -212,8 +214,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   for (int at = first; at < end; at += step) {
     Scores<kWidth> scores;
     RawScores<Math, kWidth>(keys, queries, scores);
-    LoadKeys<kWidth>(key_rows, at + step, end, keys);
-    if constexpr (kSimple) {
+    if constexpr (!kOnce) LoadKeys<kWidth>(key_rows, at + step, end, keys);
+    if constexpr (kOnce) {
+      MaskPlainly(p.form, at, last, scores);
+    } else if constexpr (kSimple) {
       MaskSimply(p.form, at, last, scores);
     } else {
       const View views[2] = {
@@ -227,8 +231,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
         if (at + row + FirstRow() >= p.s) x = -INFINITY;
       });
     }
-    float scale[2];
-    if (softmax.Weigh(scores, scale)) {
+    if constexpr (kOnce) {
+      softmax.WeighFirst(scores);
+    } else if (float scale[2]; softmax.Weigh(scores, scale)) {
 #pragma unroll
       for (int g = 0; g < Shape<kWidth>::kGroups; ++g) {
 #pragma unroll
@@ -236,6 +241,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
       }
     }
     AddValues<Math, kWidth>(values, scores, sums);
+    if constexpr (kOnce) break;
     LoadValues<kWidth>(value_rows, at + step, end, values);
   }
 
@@ -243,14 +249,11 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   float* const mine =
       reinterpret_cast<float*>(shared) + warp * plan.heads * BlockLayout<kWidth>::kPitch;
   bool finite = true;
+  const float sum_of_weights[2] = {softmax.Total(0), softmax.Total(1)};
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int head = FirstHead() + j;
-    const float sum = softmax.Total(j);
-    if (lane < 4) {
-      peaks[warp * kHeads + head] = softmax.peak[j];
-      totals[warp * kHeads + head] = sum;
-    }
+    if (lane < 4) peaks[warp * kHeads + head] = {softmax.peak[j], sum_of_weights[j]};
     if (head >= count) continue;
     float* const row = mine + head * BlockLayout<kWidth>::kPitch + FirstRow() * 8;
 #pragma unroll
@@ -271,16 +274,21 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
                               peaks + warp * kHeads, mine);
   }
   __syncthreads();
-  if (sends) WaitForCluster();
 
+  // Warps without a chunk have nothing to add.
+  int with_chunks = plan.warps;
+  if (kOnce && sends) {
+    with_chunks = max(((end + kChunk - 1) / kChunk - rank + plan.splits - 1) >> shift, 1);
+  }
   for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
     const int head = unit / kUnitsOfHead, column = unit % kUnitsOfHead * 4;
     const float* const sum_of =
         reinterpret_cast<const float*>(shared) + head * BlockLayout<kWidth>::kPitch + column;
-    const Part all = Combined<kMaxWarps>(plan.warps, [&](int w) -> Part {
+    const Part all = Combined<kMaxWarps / 2>(with_chunks, [&](int w) -> Part {
+      const float2 rest = peaks[w * kHeads + head];
       return {
           *reinterpret_cast<const float4*>(sum_of + w * plan.heads * BlockLayout<kWidth>::kPitch),
-          peaks[w * kHeads + head], totals[w * kHeads + head]};
+          rest.x, rest.y};
     });
     if (plan.splits == 1) {
       Store<Math>(p, plan.vectors_out, b0, b1, first_query + head, column, all);
@@ -291,8 +299,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
       PartRow(plan.workspace, kWidth, row).Store(kWidth, column, all);
       continue;
     }
-    const int to = unit % plan.splits, slot = unit / plan.splits;
-    const int owned_there = (units - to + plan.splits - 1) / plan.splits;
+    const int to = unit & (plan.splits - 1), slot = unit >> shift;
+    const int owned_there = (units - to + plan.splits - 1) >> shift;
     const uint32_t part = InBlock(
         to, SharedAddress(shared + layout.parts + (rank * owned_there + slot) * kPartBytes));
     const uint32_t counter = InBlock(to, barrier);
@@ -304,7 +312,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   // The blocks of the cluster, in the units that are this one's.
   WaitForClusterBytes(barrier);
   for (int slot = threadIdx.x; slot < owned; slot += blockDim.x) {
-    const Part all = Combined<kMaxCluster>(plan.splits, [&](int r) -> Part {
+    const Part all = Combined<kMaxCluster / 4>(plan.splits, [&](int r) -> Part {
       const float4* const part =
           reinterpret_cast<const float4*>(shared + layout.parts + (r * owned + slot) * kPartBytes);
       return {part[0], part[1].x, part[1].y};
@@ -316,16 +324,21 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
 #endif
 }
 
-template <typename Math, int kWidth, bool kSimple>
+template <typename Math, int kWidth, bool kSimple, bool kOnce>
 const KernelInfo kDecode = {
     kSimple ? "attention_decode" : "attention_decode_form", sizeof(DecodePlan), nullptr,
-    reinterpret_cast<const void*>(&AttentionDecodeKernel<Math, kWidth, kSimple>)};
+    reinterpret_cast<const void*>(&AttentionDecodeKernel<Math, kWidth, kSimple, kOnce>)};
 
+template <typename Math, int kWidth>
+const KernelInfo* KernelFor(const AttentionArgs& args, const AttentionSplit& split) {
+  if (!args.form.simple()) return &kDecode<Math, kWidth, false, false>;
+  const int64_t once = int64_t{split.blocks} * split.warps * Shape<kWidth>::kChunk;
+  return args.form.plain() && args.s <= once ? &kDecode<Math, kWidth, true, true>
+                                             : &kDecode<Math, kWidth, true, false>;
+}
 template <typename Math>
-const KernelInfo* KernelFor(const AttentionArgs& args) {
-  const bool simple = args.form.simple();
-  if (args.d == 64) return simple ? &kDecode<Math, 64, true> : &kDecode<Math, 64, false>;
-  return simple ? &kDecode<Math, 128, true> : &kDecode<Math, 128, false>;
+const KernelInfo* KernelFor(const AttentionArgs& args, const AttentionSplit& split) {
+  return args.d == 64 ? KernelFor<Math, 64>(args, split) : KernelFor<Math, 128>(args, split);
 }
 
 // What a window hides weighs nothing, so it need not be read: its scores are -inf, or far below all
@@ -397,8 +410,8 @@ void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace
 
   const int in_cluster = split.in_workspace ? 1 : plan.splits;
   Launch launch;
-  launch.kernel =
-      args.k_dtype == DType::kBF16 ? KernelFor<BF16Math>(args) : KernelFor<F16Math>(args);
+  launch.kernel = args.k_dtype == DType::kBF16 ? KernelFor<BF16Math>(args, split)
+                                               : KernelFor<F16Math>(args, split);
   launch.grid[0] =
       static_cast<uint32_t>(static_cast<int64_t>(args.b0) * args.b1 * plan.pieces * plan.splits);
   launch.block[0] = static_cast<uint32_t>(plan.warps * kWarp);

@@ -34,6 +34,11 @@ struct ScoreForm {
   uint8_t reserved[4] = {};
 
   static constexpr int32_t kNoWindow = INT32_MAX;
+  // The plain form is simple, in f32 throughout, and multiplies.
+  bool plain() const {
+    return simple() && !divides && raw == DType::kF32 && scaled == DType::kF32 &&
+           masked == DType::kF32;
+  }
   bool simple() const { return known && !capped && !adds_fill && bias < 0 && window == kNoWindow; }
 };
 

@@ -33,6 +33,11 @@ struct BF16Math {
         : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
   }
   static __device__ __forceinline__ uint16_t Narrow(float v) { return FloatToBF16(v); }
+  static __device__ __forceinline__ uint32_t NarrowPair(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
   static __device__ __forceinline__ float Widen(uint16_t v) { return BF16ToFloat(v); }
 };
 struct F16Math {
@@ -44,6 +49,11 @@ struct F16Math {
         : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
   }
   static __device__ __forceinline__ uint16_t Narrow(float v) { return FloatToF16(v); }
+  static __device__ __forceinline__ uint32_t NarrowPair(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
   static __device__ __forceinline__ float Widen(uint16_t v) { return F16ToFloat(v); }
 };
 
@@ -100,6 +110,23 @@ struct Softmax {
     }
     return __any_sync(kAllLanes, scale[0] != 1 || scale[1] != 1);
   }
+  // The same of the first scores.
+  template <int kRows>
+  __device__ __forceinline__ void WeighFirst(RowScores<kRows>& scores) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float above = scores[0][j];
+#pragma unroll
+      for (int i = 1; i < kRows; ++i) above = fmaxf(above, scores[i][j]);
+      peak[j] = AcrossRows(above, [](float a, float b) { return fmaxf(a, b); });
+      const float shift = PeakOrZero(peak[j]);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        scores[i][j] = __expf(scores[i][j] - shift);
+        total[j] += scores[i][j];
+      }
+    }
+  }
 
   // Over all positions, for the query FirstHead() + j.
   __device__ __forceinline__ float Total(int j) const {
@@ -114,9 +141,10 @@ struct SplitWeights {
 };
 template <typename Math>
 __device__ __forceinline__ SplitWeights Split(const float (&weights)[2]) {
-  const uint16_t a = Math::Narrow(weights[0]), b = Math::Narrow(weights[1]);
-  return {Transposed(Pair(a, b)), Transposed(Pair(Math::Narrow(weights[0] - Math::Widen(a)),
-                                                  Math::Narrow(weights[1] - Math::Widen(b))))};
+  const uint32_t high = Math::NarrowPair(weights[0], weights[1]);
+  const float low[2] = {weights[0] - Math::Widen(static_cast<uint16_t>(high)),
+                        weights[1] - Math::Widen(static_cast<uint16_t>(high >> 16))};
+  return {Transposed(high), Transposed(Math::NarrowPair(low[0], low[1]))};
 }
 
 }  // namespace jaxgraph

@@ -15,29 +15,42 @@ struct Part {
   float peak, total;
 };
 
-// Adds `part`, whose peak is at most `peak`.
-__device__ __forceinline__ void Add(const Part& part, Part* all) {
-  const float scale = ScaleOf(part.peak, all->peak);
-  all->total = fmaf(part.total, scale, all->total);
-  all->sum.x = fmaf(part.sum.x, scale, all->sum.x);
-  all->sum.y = fmaf(part.sum.y, scale, all->sum.y);
-  all->sum.z = fmaf(part.sum.z, scale, all->sum.z);
-  all->sum.w = fmaf(part.sum.w, scale, all->sum.w);
-}
-
 __device__ __forceinline__ Part NoPart() { return {{0, 0, 0, 0}, -INFINITY, 0}; }
 
-// `count` of them, the i-th is part(i), at most `kMost`.
-template <int kMost, typename F>
-__device__ __forceinline__ Part Combined(int count, F part) {
+template <int kCount>
+__device__ __forceinline__ Part Combined(const Part (&parts)[kCount]) {
   Part all = NoPart();
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    if (i < count) all.peak = fmaxf(all.peak, part(i).peak);
-  }
+  for (int i = 0; i < kCount; ++i) all.peak = fmaxf(all.peak, parts[i].peak);
+  float scale[kCount];
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    if (i < count) Add(part(i), &all);
+  for (int i = 0; i < kCount; ++i) scale[i] = ScaleOf(parts[i].peak, all.peak);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    all.total = fmaf(parts[i].total, scale[i], all.total);
+    all.sum.x = fmaf(parts[i].sum.x, scale[i], all.sum.x);
+    all.sum.y = fmaf(parts[i].sum.y, scale[i], all.sum.y);
+    all.sum.z = fmaf(parts[i].sum.z, scale[i], all.sum.z);
+    all.sum.w = fmaf(parts[i].sum.w, scale[i], all.sum.w);
+  }
+  return all;
+}
+
+// `count` of them, 1 at least; the i-th is part(i). kAtOnce are fetched together: the next launch
+// waits for this, and it would be waiting for one after the other.
+template <int kAtOnce, typename F>
+__device__ __forceinline__ Part Combined(int count, F part) {
+  Part all;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAtOnce) {
+    Part some[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      some[j] = NoPart();
+      if (first + j < count) some[j] = part(first + j);
+    }
+    const Part sum = Combined(some);
+    all = first == 0 ? sum : Combined({all, sum});
   }
   return all;
 }
@@ -46,14 +59,13 @@ template <typename Math>
 __device__ __forceinline__ void Store(const AttentionArgs& p, bool vectors_out, int b0, int b1,
                                       int query, int column, const Part& all) {
   float total = all.total;
-  const float scale = TakeSink(p, b0, b1, query, all.peak, &total);
+  const float scale = TakeSink(p, b0, b1, query, all.peak, &total) / total;
   char* const to = p.out + b0 * p.out_strides[0] + b1 * p.out_strides[1] +
                    query * p.out_strides[2] + column * p.out_strides[3];
-  const float x = all.sum.x * scale / total, y = all.sum.y * scale / total,
-              z = all.sum.z * scale / total, w = all.sum.w * scale / total;
+  const float x = all.sum.x * scale, y = all.sum.y * scale, z = all.sum.z * scale,
+              w = all.sum.w * scale;
   if (vectors_out) {
-    *reinterpret_cast<uint2*>(to) = {Pair(Math::Narrow(x), Math::Narrow(y)),
-                                     Pair(Math::Narrow(z), Math::Narrow(w))};
+    *reinterpret_cast<uint2*>(to) = {Math::NarrowPair(x, y), Math::NarrowPair(z, w)};
   } else {
     StoreFloat(to, p.out_dtype, x);
     StoreFloat(to + p.out_strides[3], p.out_dtype, y);

@@ -39,6 +39,16 @@ __device__ __forceinline__ void MaskSimply(const ScoreForm& form, int first, con
   RoundScores(form.masked, scores);
 }
 
+// The plain form.
+template <int kRows>
+__device__ __forceinline__ void MaskPlainly(const ScoreForm& form, int first, const int (&last)[2],
+                                            RowScores<kRows>& scores) {
+  const float factor = __uint_as_float(form.factor), fill = __uint_as_float(form.fill);
+  const int position = first + FirstRow();
+  ForEach(scores,
+          [&](float& x, int row, int j) { x = position + row > last[j] ? fill : x * factor; });
+}
+
 // Any known form. What a query sees, and its part of the bias.
 struct View {
   int from, last;  // positions
