@@ -34,9 +34,13 @@ struct BF16Math {
   }
   static __device__ __forceinline__ uint16_t Narrow(float v) { return FloatToBF16(v); }
   static __device__ __forceinline__ uint32_t NarrowPair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+#else
+    return Narrow(low) | static_cast<uint32_t>(Narrow(high)) << 16;
+#endif
   }
   static __device__ __forceinline__ float Widen(uint16_t v) { return BF16ToFloat(v); }
 };
@@ -50,9 +54,13 @@ struct F16Math {
   }
   static __device__ __forceinline__ uint16_t Narrow(float v) { return FloatToF16(v); }
   static __device__ __forceinline__ uint32_t NarrowPair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
     uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+#else
+    return Narrow(low) | static_cast<uint32_t>(Narrow(high)) << 16;
+#endif
   }
   static __device__ __forceinline__ float Widen(uint16_t v) { return F16ToFloat(v); }
 };
