@@ -19,6 +19,7 @@ namespace jaxgraph {
 
 constexpr int kLayerCluster = 16;         // blocks, all told to make room for one another
 constexpr int kMaxLayerParts = 8;         // that a row is the sum of
+constexpr int kMaxLayerClusters = 4;      // of the MLP, which leaves a part each
 constexpr int kMaxLayerRow = 1024;        // elements
 constexpr int kMaxLayerHeads = 8;         // queries of a KV head
 constexpr int kMaxLayerWidth = 64;        // elements of a head

@@ -35,8 +35,12 @@ struct AttentionPlan {
   int32_t part_floats;
   int32_t row, angles, sums, by_warp, projected, warp_sums, peaks, parts, factors, attended,
       barriers, bytes;
+  int32_t scales_only;  // all that is done to a score, but for the mask, is a multiplication
+  int32_t reserved = 0;
 
   explicit AttentionPlan(const LayerAttentionParams& params) : p(params) {
+    scales_only = !p.form.divides && p.form.raw == DType::kF32 && p.form.scaled == DType::kF32 &&
+                  p.form.masked == DType::kF32;
     outputs = p.heads * p.width;
     quads_of_head = p.width / 4;
     quads = (p.heads + 2) * quads_of_head;
@@ -140,8 +144,9 @@ struct Positions {
 // whole weight would give. Rare, so not inlined and not fast.
 template <typename Math>
 __device__ __noinline__ float OneByOne(const LayerAttentionParams& p, int head, int output,
-                                       const char* projected, int last, int end, int written,
+                                       uint32_t projected_at, int last, int end, int written,
                                        float peak, float total) {
+  const auto projected = static_cast<const char*>(__cvta_shared_to_generic(projected_at));
   const int h = output / p.width, e = output % p.width;
   const auto element = [](const char* from) {
     return Math::Widen(*reinterpret_cast<const volatile uint16_t*>(from));
@@ -159,6 +164,37 @@ __device__ __noinline__ float OneByOne(const LayerAttentionParams& p, int head, 
     sum = fmaf(weight, element(value + 2 * e), sum);
   }
   return sum / total;
+}
+
+// What the warps, at most kWarps, have of 4 columns of a query or, not `is_sum`, its peak and
+// total.
+template <int kWarps>
+__device__ __forceinline__ float4 CombineWarps(const AttentionPlan& plan, const float2* peaks,
+                                               const float* sums, bool is_sum) {
+  float2 of_warp[kWarps];
+  float4 sum[kWarps];
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    of_warp[w] = {-INFINITY, 0};
+    sum[w] = {};
+    if (w < plan.warps) of_warp[w] = peaks[w * kMaxLayerHeads];
+    if (w < plan.warps && is_sum) {
+      sum[w] = *reinterpret_cast<const float4*>(sums + w * plan.outputs);
+    }
+  }
+  float peak = of_warp[0].x;
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) peak = fmaxf(peak, of_warp[w].x);
+  float4 all = {};
+  float total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float scale = __expf(of_warp[w].x - PeakOrZero(peak));
+    total += scale * of_warp[w].y;
+    all = {all.x + scale * sum[w].x, all.y + scale * sum[w].y, all.z + scale * sum[w].z,
+           all.w + scale * sum[w].w};
+  }
+  return is_sum ? all : float4{peak, total, 0, 0};
 }
 
 #endif
@@ -213,9 +249,9 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     }
   }
   ArriveInCluster();
-  const uint2 weight = LoadWeight(p.in);
+  const uint2 weight = LoadWeight<Math>(p.in);
   for (int i = plan.outputs + thread; i < plan.out.chunks * kChunk; i += kLayerThreads) {
-    *reinterpret_cast<uint16_t*>(shared + plan.attended + 2 * i) = 0;
+    *reinterpret_cast<uint16_t*>(shared + plan.attended + PlaceOfElement(i)) = 0;
   }
   int last = INT_MAX, end = p.rows;  // the last position that is seen; behind `end` nothing is read
   if (p.position != nullptr) {
@@ -229,37 +265,50 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   Positions positions;
   positions.Load(keys, p.key_row, values, p.value_row, first, end, p.width);
 
-  const RowProduct wide(plan.wide, shared, plan.row, sums);
-  const RowProduct out(plan.out, shared, plan.attended, sums);
+  RowProduct wide(plan.wide, shared, plan.row, plan.sums);
+  RowProduct out(plan.out, shared, plan.attended, plan.sums);
   // The quad that this thread sends, and where to.
   const int own = thread / kLayerCluster, to = thread % kLayerCluster;
-  const int quad = rank + own * kLayerCluster, of_head = quad / plan.quads_of_head;
-  const int element = (quad - of_head * plan.quads_of_head) * 2;
-  const uint32_t place = InBlock(to, SharedAddress(projected + 2 * (of_head * p.width + element)));
-  const uint32_t counter = InBlock(to, sent);
+  const int quad = rank + own * kLayerCluster;
+  int of_head = quad / plan.quads_of_head;
+  int element = (quad - of_head * plan.quads_of_head) * 2;
+  uint32_t place = InBlock(to, SharedAddress(projected + 2 * (of_head * p.width + element)));
+  uint32_t counter = InBlock(to, sent);
   // The piece of the outputs, and the first of the blocks.
-  const int sharer = thread / plan.pieces, piece = thread - sharer * plan.pieces;
+  int sharer = thread / plan.pieces;
+  const int piece = thread - sharer * plan.pieces;
   const bool is_sum = piece < plan.outputs / 4;
-  const int piece_head = is_sum ? 4 * piece / p.width : piece - plan.outputs / 4;
-  const int output_head = thread / p.width;
+  int piece_head = is_sum ? 4 * piece / p.width : piece - plan.outputs / 4;
+  int output_head = thread / p.width;
+  float* part = p.parts + int64_t{head} * p.in.size + rank * plan.out.rows + thread;
+  for (int* const value : {&of_head, &element, &sharer, &piece_head, &output_head}) {
+    ComputeNow(*value);
+  }
+  ComputeNow(place);
+  ComputeNow(counter);
+  ComputeNow(part);
+  wide.ComputeNow();
+  out.ComputeNow();
   WaitForCluster();
   WaitForLaunchBefore();
 
   // 1.
-  float angle = 0;
-  if (thread < half) angle = LoadFresh<float>(p.cos + thread);
-  if (thread >= half && thread < p.width) angle = LoadFresh<float>(p.sin + thread - half);
   int written = LoadFresh<int32_t>(p.index);
-  BringNorm<Math>(p.in, weight, blockIdx.x == gridDim.x - 1, shared + plan.row,
-                  reinterpret_cast<float*>(shared + plan.by_warp));
+  float angle = 0;
+  if (thread < p.width) {
+    angle = LoadFresh<float>(thread < half ? p.cos + thread : p.sin + thread - half);
+  }
+  BringNorm<Math, kMaxLayerClusters>(p.in, weight, blockIdx.x == gridDim.x - 1, shared + plan.row,
+                                     reinterpret_cast<float*>(shared + plan.by_warp));
   if (thread < p.width) angles[thread] = angle;
-  WaitForClusterBytes(weights_there);
+  WaitForBytes(weights_there, 0);
   wide.Run<Math>();
   __syncthreads();
   if (quad < plan.quads && own < plan.own_quads) {
     const float4 sum = SumOf<float4>(plan.wide, sums, 4 * own);
-    float a[2] = {Math::Widen(Math::Narrow(sum.x)), Math::Widen(Math::Narrow(sum.y))};
-    float b[2] = {Math::Widen(Math::Narrow(sum.z)), Math::Widen(Math::Narrow(sum.w))};
+    const float2 low = Widened<Math>(Math::NarrowPair(sum.x, sum.y));
+    const float2 high = Widened<Math>(Math::NarrowPair(sum.z, sum.w));
+    float a[2] = {low.x, low.y}, b[2] = {high.x, high.y};
     if (of_head <= p.heads) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -269,8 +318,8 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
         b[n] = __fadd_rn(__fmul_rn(y, cos), __fmul_rn(x, sin));
       }
     }
-    Send(place, __uint_as_float(Pair(Math::Narrow(a[0]), Math::Narrow(a[1]))), counter);
-    Send(place + 2 * half, __uint_as_float(Pair(Math::Narrow(b[0]), Math::Narrow(b[1]))), counter);
+    Send(place, __uint_as_float(Math::NarrowPair(a[0], a[1])), counter);
+    Send(place + 2 * half, __uint_as_float(Math::NarrowPair(b[0], b[1])), counter);
   }
   if (p.drops && (written < 0 || written >= p.rows)) written = -1;
   if (!p.drops) written = max(min(written, p.rows - 1), 0);
@@ -292,28 +341,40 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     // Of queries FirstHead() and the next. mine[word]: of the column 8 FirstRow() + 2 word: the two
     // queries; then of the next column.
     Softmax softmax;
-    float mine[4][4] = {};
+    float mine[4][4] = {}, total[2] = {};
     if (first < end) {
       if (written >= first && written < first + kUnit) {
         positions.Replace(new_key, new_value, first, written, p.width);
       }
-      float products[4] = {};
+      float products[2][4] = {};
 #pragma unroll
       for (int b = 0; b < kWidth / 32; ++b) {
         const uint4 &above = positions.keys[0][b], &below = positions.keys[1][b];
         Math::MultiplyAdd({{above.x, below.x, above.y, below.y}}, queries[b].x, queries[b].y,
-                          products);
+                          products[0]);
         Math::MultiplyAdd({{above.z, below.z, above.w, below.w}}, queries[b].z, queries[b].w,
-                          products);
+                          products[1]);
       }
-      RowScores<2> scores = {{products[0], products[1]}, {products[2], products[3]}};
+      RowScores<2> scores;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[i / 2][i % 2] = products[0][i] + products[1][i];
       const int lasts[2] = {last, last};
-      MaskSimply(p.form, first, lasts, scores);
+      if (plan.scales_only) {
+        const int position = first + FirstRow();
+        ForEach(scores, [&](float& x, int row, int) {
+          const float scaled = x * __uint_as_float(p.form.factor);
+          x = position + row > last ? __uint_as_float(p.form.fill) : scaled;
+        });
+      } else {
+        MaskSimply(p.form, first, lasts, scores);
+      }
       ForEach(scores, [&](float& x, int row, int) {
         if (first + row + FirstRow() >= end) x = -INFINITY;
       });
       float unused[2];
       softmax.Weigh(scores, unused);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) total[j] = softmax.Total(j);
       const SplitWeights split[2] = {Split<Math>(scores[0]), Split<Math>(scores[1])};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -330,9 +391,8 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int h = FirstHead() + j;
-      const float all = softmax.Total(j);
       if (h >= p.heads) continue;
-      if (lane < 4) peaks[warp * kMaxLayerHeads + h] = {softmax.peak[j], all};
+      if (lane < 4) peaks[warp * kMaxLayerHeads + h] = {softmax.peak[j], total[j]};
       const int column = Positions::ValueElement();
       if (column >= p.width) continue;
       float* const row = warp_sums + warp * plan.outputs + h * p.width + column;
@@ -346,29 +406,12 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   __syncthreads();
   // Each block's sums, peaks and totals to all: 4 columns of a query, or its peak and total.
   if (sharer < plan.sharers) {
-    float2 of_warp[kLayerWarps];
-    float4 sum[kLayerWarps];
-    float peak = -INFINITY;
-#pragma unroll
-    for (int w = 0; w < kLayerWarps; ++w) {
-      if (w >= plan.warps) break;
-      of_warp[w] = peaks[w * kMaxLayerHeads + piece_head];
-      sum[w] = {};
-      if (is_sum)
-        sum[w] = *reinterpret_cast<const float4*>(warp_sums + w * plan.outputs + 4 * piece);
-      peak = fmaxf(peak, of_warp[w].x);
+    float4 all;
+    if (plan.warps > 4) {
+      all = CombineWarps<8>(plan, peaks + piece_head, warp_sums + 4 * piece, is_sum);
+    } else {
+      all = CombineWarps<4>(plan, peaks + piece_head, warp_sums + 4 * piece, is_sum);
     }
-    float4 all = {};
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kLayerWarps; ++w) {
-      if (w >= plan.warps) break;
-      const float scale = __expf(of_warp[w].x - PeakOrZero(peak));
-      total += scale * of_warp[w].y;
-      all = {all.x + scale * sum[w].x, all.y + scale * sum[w].y, all.z + scale * sum[w].z,
-             all.w + scale * sum[w].w};
-    }
-    if (!is_sum) all = {peak, total, 0, 0};
     const uint32_t there = SharedAddress(parts + rank * part_floats + 4 * piece);
     for (int i = sharer; i < kLayerCluster; i += plan.sharers) {
       const int block = (i + rank) % kLayerCluster;
@@ -398,23 +441,34 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     for (int o = kLayerCluster / 2; o > 0; o /= 2) {
       total += __shfl_xor_sync(kAllLanes, total, o);
     }
-    if (lane < kLayerCluster) factors[warp * kLayerCluster + lane] = scale;
+    if (lane < kLayerCluster) {
+      factors[warp * kLayerCluster + lane] = __fdividef(scale, total);
+    }
     if (lane == 0) totals[warp] = {peak, total};
   }
   __syncthreads();
-  for (int i = thread, h = output_head; i < plan.outputs; i += kLayerThreads, h = i / p.width) {
+  for (int i = thread, h = output_head; i < plan.outputs; i += kLayerThreads) {
+    if (i >= kLayerThreads) h = i / p.width;
     float part[kLayerCluster];
 #pragma unroll
     for (int r = 0; r < kLayerCluster; ++r) part[r] = parts[r * part_floats + i];
-    float sum = 0;
+    const float4* const factor = reinterpret_cast<const float4*>(factors + h * kLayerCluster);
+    float sum[4] = {};
 #pragma unroll
-    for (int r = 0; r < kLayerCluster; ++r)
-      sum = fmaf(factors[h * kLayerCluster + r], part[r], sum);
-    float output = sum / totals[h].y;
-    if (output != output) {
-      output = OneByOne<Math>(p, head, i, projected, last, end, written, totals[h].x, totals[h].y);
+    for (int r = 0; r < kLayerCluster; r += 4) {
+      const float4 f = factor[r / 4];
+      sum[0] = fmaf(f.x, part[r], sum[0]);
+      sum[1] = fmaf(f.y, part[r + 1], sum[1]);
+      sum[2] = fmaf(f.z, part[r + 2], sum[2]);
+      sum[3] = fmaf(f.w, part[r + 3], sum[3]);
     }
-    *reinterpret_cast<uint16_t*>(shared + plan.attended + 2 * i) = Math::Narrow(output);
+    float output = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    if (output != output) {
+      output = OneByOne<Math>(p, head, i, SharedAddress(projected), last, end, written, totals[h].x,
+                              totals[h].y);
+    }
+    *reinterpret_cast<uint16_t*>(shared + plan.attended + PlaceOfElement(i)) =
+        static_cast<uint16_t>(Math::NarrowPair(output, 0));
   }
   __syncthreads();
 
@@ -422,8 +476,7 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   out.Run<Math>();
   __syncthreads();
   if (thread < plan.out.rows) {
-    p.parts[int64_t{head} * p.in.size + rank * plan.out.rows + thread] =
-        SumOf<float>(plan.out, sums, thread);
+    *part = SumOf<float>(plan.out, sums, thread);
   }
 #endif
 }

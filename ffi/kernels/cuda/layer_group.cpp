@@ -38,7 +38,7 @@ class Layers {
 
  private:
   static bool ChooseSplit(Layer* layer) {
-    for (const int clusters : {4, 2, 1}) {
+    for (const int clusters : {kMaxLayerClusters, 2, 1}) {
       layer->mlp.clusters = clusters;
       if (FitsLayerMlp(layer->mlp)) return FitsLayerAttention(layer->attention);
     }

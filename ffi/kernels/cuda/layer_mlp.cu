@@ -32,6 +32,7 @@ struct MlpPlan {
   bool fits() const { return wide.fits() && down.fits() && bytes <= kMaxLayerShared; }
 };
 __device__ __forceinline__ int GateRow(int unit) { return unit / 8 * 16 + unit % 8; }
+__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 template <typename Math>
 __global__ void __launch_bounds__(kLayerThreads, 2)
@@ -71,50 +72,51 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   }
   ArriveInCluster();
 
-  const uint2 weight = LoadWeight(p.in);
+  const uint2 weight = LoadWeight<Math>(p.in);
   // Zeros behind the slice, up to a whole chunk.
   for (int i = plan.slice + thread; i < plan.down.chunks * kChunk; i += kLayerThreads) {
-    *reinterpret_cast<uint16_t*>(shared + plan.hidden + 2 * i) = 0;
+    *reinterpret_cast<uint16_t*>(shared + plan.hidden + PlaceOfElement(i)) = 0;
   }
-  const RowProduct wide(plan.wide, shared, plan.row, sums);
-  const RowProduct down(plan.down, shared, plan.hidden, sums);
+  RowProduct wide(plan.wide, shared, plan.row, plan.sums);
+  RowProduct down(plan.down, shared, plan.hidden, plan.sums);
   const int unit = thread / kLayerCluster * 2, to = thread % kLayerCluster;
-  const int gate_row = GateRow(unit);  // and the next row
-  const uint32_t place =
-      InBlock(to, SharedAddress(shared + plan.hidden + 2 * (rank * plan.units + unit)));
-  const uint32_t counter = InBlock(to, sent);
+  int gate_row = GateRow(unit);  // and the next row
+  uint32_t place =
+      InBlock(to, SharedAddress(shared + plan.hidden + PlaceOfElement(rank * plan.units + unit)));
+  uint32_t counter = InBlock(to, sent);
+  float* part = p.parts + int64_t{cluster} * p.in.size + rank * plan.down.rows + thread;
+  ComputeNow(gate_row);
+  ComputeNow(place);
+  ComputeNow(counter);
+  ComputeNow(part);
+  wide.ComputeNow();
+  down.ComputeNow();
   WaitForCluster();
   WaitForLaunchBefore();
 
-  BringNorm<Math>(p.in, weight, blockIdx.x == gridDim.x - 1, shared + plan.row,
-                  reinterpret_cast<float*>(shared + plan.by_warp));
-  WaitForClusterBytes(weights_there);
+  BringNorm<Math, kMaxLayerParts>(p.in, weight, blockIdx.x == gridDim.x - 1, shared + plan.row,
+                                  reinterpret_cast<float*>(shared + plan.by_warp));
+  WaitForBytes(weights_there, 0);
   wide.Run<Math>();
   __syncthreads();
   if (unit < plan.units) {
     const float2 gates = SumOf<float2>(plan.wide, sums, gate_row);
     const float2 ups = SumOf<float2>(plan.wide, sums, gate_row + 8);
-    const float of_gate[2] = {gates.x, gates.y}, of_up[2] = {ups.x, ups.y};
-    uint16_t bits[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float gate = Math::Widen(Math::Narrow(of_gate[j]));
-      const float up = Math::Widen(Math::Narrow(of_up[j]));
-      const float sigmoid = __fdividef(1.0f, 1.0f + __expf(-gate));
-      const float silu = p.silu_rounds
-                             ? Math::Widen(Math::Narrow(gate * Math::Widen(Math::Narrow(sigmoid))))
-                             : __fmul_rn(gate, sigmoid);
-      bits[j] = Math::Narrow(__fmul_rn(silu, up));
-    }
-    Send(place, __uint_as_float(Pair(bits[0], bits[1])), counter);
+    const float2 gate = Widened<Math>(Math::NarrowPair(gates.x, gates.y));
+    const float2 up = Widened<Math>(Math::NarrowPair(ups.x, ups.y));
+    float2 sigmoid = {Sigmoid(gate.x), Sigmoid(gate.y)};
+    if (p.silu_rounds) sigmoid = Widened<Math>(Math::NarrowPair(sigmoid.x, sigmoid.y));
+    float2 silu = {__fmul_rn(gate.x, sigmoid.x), __fmul_rn(gate.y, sigmoid.y)};
+    if (p.silu_rounds) silu = Widened<Math>(Math::NarrowPair(silu.x, silu.y));
+    const uint32_t units = Math::NarrowPair(__fmul_rn(silu.x, up.x), __fmul_rn(silu.y, up.y));
+    Send(place, __uint_as_float(units), counter);
   }
   WaitForClusterBytes(sent);
   __syncthreads();  // the sums have been read
   down.Run<Math>();
   __syncthreads();
   if (thread < plan.down.rows) {
-    p.parts[int64_t{cluster} * p.in.size + rank * plan.down.rows + thread] =
-        SumOf<float>(plan.down, sums, thread);
+    *part = SumOf<float>(plan.down, sums, thread);
   }
 #endif
 }
@@ -140,7 +142,7 @@ const KernelInfo kEnd = {"layer_end", sizeof(LayerEndParams), nullptr,
 }  // namespace
 
 bool FitsLayerMlp(const LayerMlpParams& p) {
-  if (p.in.size % kChunk != 0 || p.in.size > kMaxLayerRow || p.clusters > kMaxLayerParts ||
+  if (p.in.size % kChunk != 0 || p.in.size > kMaxLayerRow || p.clusters > kMaxLayerClusters ||
       p.hidden % (2 * kLayerCluster * p.clusters) != 0) {
     return false;
   }

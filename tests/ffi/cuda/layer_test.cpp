@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -211,6 +214,188 @@ TEST_F(LayerTest, InfiniteValues) {
   for (size_t i = 0; i < row.size(); ++i) {
     EXPECT_TRUE(row[i] == row_host[i] || (std::isnan(row[i]) && std::isnan(row_host[i]))) << i;
   }
+}
+
+StepShape Deep(StepShape s, int64_t layers) {
+  s.layers = layers;
+  return s;
+}
+
+// The layers of a case on the device, as steps that differ in the row that comes in alone.
+class Steps {
+ public:
+  Steps(const LayerCase& c, cudaStream_t stream) : case_(c), stream_(stream) {
+    for (const auto& buffer : c.buffers) {
+      memory_.emplace_back(buffer.size(), stream);
+      memory_.back().Upload(buffer);
+      addresses_.push_back(memory_.back().data());
+    }
+  }
+  std::vector<Launch> Launches(bool dependent) const {
+    const std::vector<ResolvedNode> nodes = ResolveLayers(case_, addresses_);
+    std::vector<Launch> launches;
+    size_t covered = 0;
+    EXPECT_TRUE(CudaEmitter().Emit(nodes, 0, true, &launches, &covered).ok());
+    EXPECT_EQ(covered, nodes.size() - 1) << "not all layers were taken";
+    launches[0].dependent = false;
+    for (Launch& launch : launches) launch.dependent &= dependent;
+    return launches;
+  }
+  void FillScratch(int byte) {
+    EXPECT_EQ(cudaMemsetAsync(addresses_[1], byte, kScratchBytes, stream_), cudaSuccess);
+  }
+  size_t row_bytes() const { return 2 * case_.row.num_elements(); }
+  void SetRow(const char* row) {
+    EXPECT_EQ(cudaMemcpyAsync(addresses_[case_.row.base] + case_.row.offset, row, row_bytes(),
+                              cudaMemcpyDefault, stream_),
+              cudaSuccess);
+  }
+  // The row so far, the down product, and the last layer's cache.
+  size_t result_bytes() const { return 2 * row_bytes() + 2 * cache_bytes(); }
+  void CopyResults(char* to) const {
+    const auto copy = [&](const TensorRef& t, size_t bytes) {
+      EXPECT_EQ(
+          cudaMemcpyAsync(to, addresses_[t.base] + t.offset, bytes, cudaMemcpyDefault, stream_),
+          cudaSuccess);
+      to += bytes;
+    };
+    copy(case_.last_row, row_bytes());
+    copy(case_.out, row_bytes());
+    copy(case_.layers.back().keys, cache_bytes());
+    copy(case_.layers.back().values, cache_bytes());
+  }
+  std::vector<char> Results() const {
+    std::vector<char> results(result_bytes());
+    CopyResults(results.data());
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    return results;
+  }
+
+ private:
+  size_t cache_bytes() const { return 2 * case_.layers.back().keys.num_elements(); }
+
+  const LayerCase& case_;
+  cudaStream_t stream_;
+  std::vector<DeviceBytes> memory_;
+  std::vector<char*> addresses_;
+};
+
+// Whatever scratch memory holds before a step, and however the launches follow one another.
+TEST_F(LayerTest, WhatScratchMemoryHoldsBefore) {
+  Rng rng(5);
+  for (const StepShape& s : {Deep(Of15m(), 6), Deep(Of135m(), 4)}) {
+    SCOPED_TRACE(s.size);
+    const LayerCase c = MakeLayers(rng, s), other = MakeLayers(rng, s);
+    Steps steps(c, stream());
+    const auto row_of = [](const LayerCase& of) {
+      return of.buffers[of.row.base].data() + of.row.offset;
+    };
+    const auto launch_all = [&](bool dependent) {
+      for (const Launch& launch : steps.Launches(dependent)) {
+        ASSERT_OK(device_->LaunchKernel(launch, stream_));
+      }
+    };
+    launch_all(false);
+    const std::vector<char> want = steps.Results();
+    Recording together, apart;
+    ASSERT_OK(Record(steps.Launches(true), &together));
+    ASSERT_OK(Record(steps.Launches(false), &apart));
+    const std::function<void()> runs[] = {
+        [&] { launch_all(false); }, [&] { launch_all(true); },
+        [&] { ASSERT_OK(device_->LaunchGraph(together.exec, stream_)); },
+        [&] { ASSERT_OK(device_->LaunchGraph(apart.exec, stream_)); }};
+    for (size_t r = 0; r < std::size(runs); ++r) {
+      for (const int byte : {0xff, 0x00, 0x3f, 0x7f}) {
+        steps.FillScratch(byte);
+        runs[r]();
+        EXPECT_TRUE(steps.Results() == want) << "run " << r << ", scratch memory of " << byte;
+      }
+      // Numbers of another step.
+      steps.SetRow(row_of(other));
+      launch_all(true);
+      EXPECT_FALSE(steps.Results() == want);
+      steps.SetRow(row_of(c));
+      runs[r]();
+      EXPECT_TRUE(steps.Results() == want) << "run " << r << " behind another step";
+    }
+  }
+}
+
+// Steps one right behind the other, each with another row.
+TEST_F(LayerTest, ManySteps) {
+  constexpr int kRows = 5, kSteps = 200;
+  Rng rng(6);
+  for (const StepShape& s : {Deep(Of15m(), 6), Deep(Of135m(), 8)}) {
+    SCOPED_TRACE(s.size);
+    const LayerCase c = MakeLayers(rng, s);
+    Steps steps(c, stream());
+    std::vector<std::vector<char>> want;
+    DeviceBytes rows(kRows * steps.row_bytes(), stream());
+    DeviceBytes results(kSteps * steps.result_bytes(), stream());
+    std::vector<char> all;
+    for (int r = 0; r < kRows; ++r) {
+      const LayerCase other = MakeLayers(rng, Deep(s, 1));
+      const char* const row = other.buffers[other.row.base].data() + other.row.offset;
+      all.insert(all.end(), row, row + steps.row_bytes());
+    }
+    rows.Upload(all);
+    for (int r = 0; r < kRows; ++r) {
+      steps.SetRow(rows.data() + r * steps.row_bytes());
+      for (const Launch& launch : steps.Launches(false)) {
+        ASSERT_OK(device_->LaunchKernel(launch, stream_));
+      }
+      want.push_back(steps.Results());
+    }
+    EXPECT_FALSE(want[0] == want[1]);
+    Recording recorded;
+    ASSERT_OK(Record(steps.Launches(true), &recorded));
+    const std::vector<Launch> launches = steps.Launches(true);
+    for (const bool eager : {false, true}) {
+      for (int i = 0; i < kSteps; ++i) {
+        steps.SetRow(rows.data() + i % kRows * steps.row_bytes());
+        if (eager) {
+          for (const Launch& launch : launches) ASSERT_OK(device_->LaunchKernel(launch, stream_));
+        } else {
+          ASSERT_OK(device_->LaunchGraph(recorded.exec, stream_));
+        }
+        steps.CopyResults(results.data() + i * steps.result_bytes());
+      }
+      const std::vector<char> got = results.Download();
+      for (int i = 0; i < kSteps; ++i) {
+        const char* const result = got.data() + i * steps.result_bytes();
+        ASSERT_TRUE(std::equal(result, result + steps.result_bytes(), want[i % kRows].data()))
+            << "step " << i << (eager ? ", eager" : ", replayed");
+      }
+    }
+  }
+}
+
+// NaNs of every kind come through: in the row that comes in, and in one part of a sum.
+TEST_F(LayerTest, NotANumber) {
+  Rng rng(7);
+  for (const DType t : {DType::kBF16, DType::kF16}) {
+    for (const uint16_t bits : {0xffff, 0x7fff, 0x7fc1, 0xffc0, 0x7e00}) {
+      if (bits == 0x7e00 && t == DType::kBF16) continue;  // a number
+      SCOPED_TRACE(bits);
+      StepShape s = Deep(Of135m(), 3);
+      s.dtype = t;
+      LayerCase c = MakeLayers(rng, s);
+      char* const row = c.buffers[c.row.base].data() + c.row.offset;
+      for (int64_t i = 0; i < s.size; ++i) std::memcpy(row + 2 * i, &bits, sizeof bits);
+      Buffers fused;
+      ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, 2 * s.layers + 2, &fused));
+      for (const TensorRef& result : {c.out, c.last_row}) {
+        for (const double v : ValuesOf(result, fused)) EXPECT_TRUE(std::isnan(v));
+      }
+    }
+  }
+  // In one layer's down product alone, of one hidden unit.
+  LayerCase c = MakeLayers(rng, Deep(Of135m(), 3));
+  char* const down = c.buffers[c.layers[0].down.base].data() + c.layers[0].down.offset;
+  for (int64_t n = 0; n < 576; ++n) std::memset(down + 2 * (n * 1536 + 700), 0xff, 2);
+  Buffers fused;
+  ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, 8, &fused));
+  for (const double v : ValuesOf(c.out, fused)) EXPECT_TRUE(std::isnan(v));
 }
 
 }  // namespace
