@@ -55,16 +55,17 @@ struct StreamParams {
   StreamCandidate* candidates;
 
   int32_t m, k, num_products;
-  int32_t pieces;       // of all matrices: tiles of columns; the vector kernel's: columns
+  int32_t pieces;       // of all matrices: tiles of columns; the vector kernel's: see there
   int32_t stages;       // of a ring: a warp's, the wide kernel's a block's
   int32_t splits;       // what k is shared by: blocks of a cluster; the vector kernel's: warps
   int32_t row_pitch;    // bytes of a row in shared memory
-  int32_t slice_bytes;  // the vector kernel's: of a column, in a warp
+  int32_t slice_bytes;  // the vector kernel's: of a piece, in a warp
   int32_t places;       // candidates of a row
+  int32_t columns;      // the vector kernel's: of a piece
 
   uint8_t has_norm, divides, rounds_first, silu_rounds;
   uint8_t fetches_early;  // no node writes the weights: they are read before the wait
-  uint8_t reserved[7];
+  uint8_t reserved[3];
 };
 
 // stream_vector.cu, stream_tiles.cu, stream_wide.cu; stream_launchers.h says what each can take.

@@ -1,9 +1,10 @@
 // Streaming products of one row and matrices that are contiguous along k, of as many columns as a
 // head has. A warp takes whole columns, or its slice of k of them where they are long, and streams
 // them through a ring of its own in shared memory: one bulk copy of up to 4 KB a piece, announced
-// by the stage's barrier. One row is too little for tensor cores, and asks little enough of the
-// others. Slices meet in shared memory at the end of the block, in order; nothing else holds a warp
-// up.
+// by the stage's barrier. Short columns without gaps come several in a piece, since the work around
+// a copy would take longer than the copy. One row is too little for tensor cores, and asks little
+// enough of the others. Slices meet in shared memory at the end of the block, in order; nothing
+// else holds a warp up.
 #include <algorithm>
 
 #include "ffi/kernels/cuda/launch_params.h"
@@ -17,37 +18,45 @@ namespace {
 
 constexpr int kPieceBytes = 4096;  // at most
 constexpr int kMostStages = 16;
-constexpr int kMostSumBytes = 32 * 1024;  // of slices, in a block
+constexpr int kMostColumns = 4;                   // of a piece
+constexpr int kMostShortBytes = kPieceBytes / 2;  // of a column that others may share a piece with
+constexpr int kMostSumBytes = 32 * 1024;          // of slices, in a block
 
 #if __CUDA_ARCH__ >= 900
-struct Column {
+// The columns of a piece: `count` from `n` on.
+struct Piece {
   const StreamedProduct* product;
-  int n;
+  int n, count;
 };
-__device__ __forceinline__ Column ColumnOf(const StreamParams& p, int column) {
+__device__ __forceinline__ Piece PieceAt(const StreamParams& p, int piece) {
   int i = 0;
-  while (i + 1 < p.num_products && column >= p.product[i].end) ++i;
-  return {&p.product[i], column - (i > 0 ? p.product[i - 1].end : 0)};
+  while (i + 1 < p.num_products && piece >= p.product[i].end) ++i;
+  const int n = (piece - (i > 0 ? p.product[i - 1].end : 0)) * p.columns;
+  return {&p.product[i], n, min(p.columns, p.product[i].n - n)};
 }
 
+// A piece, or a warp's slice of it.
+struct Source {
+  const char* from;  // null: none
+  int bytes;
+};
 // The order in which a warp's pieces arrive.
 class Supply {
  public:
-  __device__ Supply(const StreamParams& p, int column, int step, int begin)
-      : p_(p), step_(step), begin_(begin), column_(column) {}
+  __device__ Supply(const StreamParams& p, int piece, int step, int begin, int bytes)
+      : p_(p), step_(step), begin_(begin), bytes_(bytes), piece_(piece) {}
 
-  // Where the next piece lies; null behind the last.
-  __device__ __forceinline__ const char* Next() {
-    if (column_ >= p_.pieces) return nullptr;
-    const Column column = ColumnOf(p_, column_);
-    column_ += step_;
-    return column.product->weights + column.n * column.product->pitch + begin_;
+  __device__ __forceinline__ Source Next() {
+    if (piece_ >= p_.pieces) return {nullptr, 0};
+    const Piece piece = PieceAt(p_, piece_);
+    piece_ += step_;
+    return {piece.product->weights + piece.n * piece.product->pitch + begin_, piece.count * bytes_};
   }
 
  private:
   const StreamParams& p_;
-  const int step_, begin_;
-  int column_;
+  const int step_, begin_, bytes_;
+  int piece_;
 };
 
 // A lane's part of a slice of a column times the row.
@@ -73,13 +82,66 @@ __device__ __forceinline__ float MultiplySlice(const char* piece, const char* ro
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// Rounds and stores a column; with an argmax it is seen by `best`.
-__device__ __forceinline__ void StoreColumn(const StreamParams& p, int column, float total,
-                                            StreamCandidate* best) {
-  const Column at = ColumnOf(p, column);
-  const int64_t item = at.product->out_dtype == DType::kF32 ? 4 : 2;
-  StoreFloat(at.product->out + at.n * item, at.product->out_dtype, total);
-  if (p.candidates != nullptr) See(RoundTo(at.product->out_dtype, total), column, best);
+// What a lane has of the row to multiply short columns by.
+template <typename T>
+struct LaneRow {
+  static constexpr int kStride = 16 * kWarp, kSteps = kMostShortBytes / kStride;
+  float x[kSteps][8];
+
+  __device__ __forceinline__ LaneRow(const char* row, int bytes) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int at = 16 * static_cast<int>(threadIdx.x % kWarp) + i * kStride;
+      const Eight eight = at < bytes ? LoadEight(row + at) : Eight{};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 two = T::ToFloats(eight.pairs[j]);
+        x[i][2 * j] = two.x;
+        x[i][2 * j + 1] = two.y;
+      }
+    }
+  }
+  // As MultiplySlice, bit by bit.
+  __device__ __forceinline__ float Multiply(const char* column, int bytes) const {
+    float sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int at = 16 * static_cast<int>(threadIdx.x % kWarp) + i * kStride;
+      if (at >= bytes) break;
+      const Eight w = LoadEight(column + at);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 two = T::ToFloats(w.pairs[j]);
+        sum[2 * j % 4] = fmaf(two.x, x[i][2 * j], sum[2 * j % 4]);
+        sum[2 * j % 4 + 1] = fmaf(two.y, x[i][2 * j + 1], sum[2 * j % 4 + 1]);
+      }
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+};
+
+// SumOfWarp of four numbers at once, bit by bit: lanes 8 i to 8 i + 7 have the i-th.
+__device__ __forceinline__ float SumsOfWarp(const float (&v)[kMostColumns]) {
+  static_assert(kMostColumns == 4);
+  const int lane = threadIdx.x % kWarp;
+  const bool high = (lane & 16) != 0, odd = (lane & 8) != 0;
+  float two[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    two[i] = (high ? v[2 + i] : v[i]) + __shfl_xor_sync(kAllLanes, high ? v[i] : v[2 + i], 16);
+  }
+  float sum = (odd ? two[1] : two[0]) + __shfl_xor_sync(kAllLanes, odd ? two[0] : two[1], 8);
+#pragma unroll
+  for (int o = 4; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  return sum;
+}
+
+// Rounds and stores a column; with an argmax, which is of the only product, it is seen by `best`.
+__device__ __forceinline__ void StoreColumn(const StreamParams& p, const StreamedProduct& product,
+                                            int n, float total, StreamCandidate* best) {
+  const int64_t item = product.out_dtype == DType::kF32 ? 4 : 2;
+  StoreFloat(product.out + n * item, product.out_dtype, total);
+  if (p.candidates != nullptr) See(RoundTo(product.out_dtype, total), n, best);
 }
 #endif
 
@@ -95,7 +157,8 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   const int teams = kStreamWarps >> shift, slice = warp & (p.splits - 1);
   const int first = static_cast<int>(blockIdx.x) * teams + (warp >> shift);
   const int step = static_cast<int>(gridDim.x) * teams;
-  const int begin = slice * p.slice_bytes, bytes = min(p.slice_bytes, 2 * p.k - begin);
+  const int begin = slice * p.slice_bytes,
+            bytes = min(2 * p.k - begin, p.columns > 1 ? 2 * p.k : p.slice_bytes);
   char* ring = shared + warp * p.stages * p.slice_bytes;
   char* row = shared + kStreamWarps * p.stages * p.slice_bytes;
   float* sums = reinterpret_cast<float*>(row + p.row_pitch);
@@ -103,14 +166,15 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   LetNextStart();
   PrefetchNormWeight(p);
   if (!p.fetches_early) WaitForLaunchBefore();
-  Supply supply(p, first, step, begin);
+  Supply supply(p, first, step, begin, bytes);
   const uint32_t ring_address = SharedAddress(ring), barrier = SharedAddress(barriers[warp]);
   const uint64_t policy = ReadOncePolicy();
   const auto start = [&](int stage) {
-    const char* from = supply.Next();
-    if (from == nullptr) return;
-    Expect(barrier + 8 * stage, bytes);
-    BulkCopyOnce(ring_address + stage * p.slice_bytes, from, bytes, barrier + 8 * stage, policy);
+    const Source next = supply.Next();
+    if (next.from == nullptr) return;
+    Expect(barrier + 8 * stage, next.bytes);
+    BulkCopyOnce(ring_address + stage * p.slice_bytes, next.from, next.bytes, barrier + 8 * stage,
+                 policy);
   };
   if (lane == 0) {
     InitBarriers(barrier, p.stages);
@@ -122,23 +186,50 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   int stage = 0;
   uint32_t parity = 0;
   StreamCandidate best = NoCandidate();  // of this thread's columns
-  float* team_sums = sums + (warp >> shift) * p.splits + slice;
-  for (int column = first; column < p.pieces; column += step) {
-    WaitForBytes(barrier + 8 * stage, parity);
-    float total = MultiplySlice<T>(ring + stage * p.slice_bytes, row + begin, bytes);
-    __syncwarp();  // all lanes have read the piece
+  // The stage's piece has been read by all lanes.
+  const auto go_on = [&] {
+    __syncwarp();
     if (lane == 0) start(stage);
     if (++stage == p.stages) {
       stage = 0;
       parity ^= 1;
     }
-    total = SumOfWarp(total);
-    if (lane != 0) continue;
-    if (p.splits == 1) {
-      StoreColumn(p, column, total, &best);
-    } else {
-      *team_sums = total;
-      team_sums += kStreamWarps;
+  };
+  if (p.columns > 1) {
+    const LaneRow<T> lane_row(row, bytes);
+    for (int i = first; i < p.pieces; i += step) {
+      const Piece piece = PieceAt(p, i);
+      WaitForBytes(barrier + 8 * stage, parity);
+      float totals[kMostColumns] = {};
+#pragma unroll
+      for (int c = 0; c < kMostColumns; ++c) {
+        if (c < piece.count) {
+          totals[c] = lane_row.Multiply(ring + stage * p.slice_bytes + c * bytes, bytes);
+        }
+      }
+      go_on();
+      const float total = SumsOfWarp(totals);
+      const int c = lane / 8;
+      if (lane % 8 == 0 && c < piece.count) {
+        StoreColumn(p, *piece.product, piece.n + c, total, &best);
+      }
+    }
+    if (p.candidates != nullptr) best = BestOfWarp(best);
+  } else {
+    float* team_sums = sums + (warp >> shift) * p.splits + slice;
+    for (int i = first; i < p.pieces; i += step) {
+      WaitForBytes(barrier + 8 * stage, parity);
+      float total = MultiplySlice<T>(ring + stage * p.slice_bytes, row + begin, bytes);
+      go_on();
+      total = SumOfWarp(total);
+      if (lane != 0) continue;
+      if (p.splits == 1) {
+        const Piece piece = PieceAt(p, i);
+        StoreColumn(p, *piece.product, piece.n, total, &best);
+      } else {
+        *team_sums = total;
+        team_sums += kStreamWarps;
+      }
     }
   }
   if (p.splits > 1) {
@@ -151,7 +242,8 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
       if (column >= p.pieces) continue;
       float total = 0;
       for (int s = 0; s < p.splits; ++s) total += sums[i * p.splits + s];
-      StoreColumn(p, column, total, &best);
+      const Piece piece = PieceAt(p, column);
+      StoreColumn(p, *piece.product, piece.n, total, &best);
     }
     if (p.candidates != nullptr) best = BestOfWarp(best);
   }
@@ -173,6 +265,15 @@ int32_t SlicesOf(int64_t k) {
   return slices;
 }
 
+// Columns of a piece: as many as it has room for, if they are whole and have no gaps.
+int32_t ColumnsOfPiece(const StreamParams& p) {
+  if (2 * p.k > kMostShortBytes) return 1;
+  for (int i = 0; i < p.num_products; ++i) {
+    if (p.product[i].pitch != 2 * int64_t{p.k}) return 1;
+  }
+  return std::min(kPieceBytes / (2 * p.k), kMostColumns);
+}
+
 // Shared memory for the sums of slices.
 int64_t SumBytes(int64_t columns, int64_t slices, int64_t grid) {
   if (slices == 1) return 0;
@@ -190,9 +291,11 @@ bool FitsStreamVector(const StreamParams& p) {
 
 int32_t LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
                            Launches* launches) {
-  params.pieces = CutColumns(1, &params);
+  params.columns = ColumnsOfPiece(params);
+  params.pieces = CutColumns(params.columns, &params);
   params.splits = SlicesOf(params.k);
-  params.slice_bytes = static_cast<int32_t>(16 * CeilDiv(params.k / 8, params.splits));
+  params.slice_bytes =
+      params.columns * static_cast<int32_t>(16 * CeilDiv(params.k / 8, params.splits));
   params.row_pitch = 2 * params.k;
 
   const int64_t teams = kStreamWarps / params.splits;

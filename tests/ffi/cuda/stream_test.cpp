@@ -224,6 +224,41 @@ TEST_F(StreamTest, ManyColumns) {
   }
 }
 
+// Short columns without gaps come several in a piece: the bits are those of one at a time, as where
+// another matrix of the group has gaps.
+TEST_F(StreamTest, ColumnsThatShareAPiece) {
+  Rng rng(14);
+  for (const int64_t k : {8, 264, 288, 576, 1016, 1024}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      GroupShape s;
+      s.dtype = s.out = dtype;
+      s.k = k;
+      s.norm = true;
+      s.columns = {16384 + 1, 6, 1};
+      ASSERT_NO_FATAL_FAILURE(Check(rng, s, k < 500));
+      const GroupCase dense = MakeGroup(rng, s);
+      GroupCase gaps = dense;
+      TensorRef& weights = gaps.nodes[2].srcs[1];
+      const int64_t n = weights.shape[3], apart = k + 8;
+      ASSERT_EQ(n, 6);
+      TensorRef moved = AddDense(&gaps, dtype, {n * apart});
+      for (int64_t i = 0; i < n; ++i) {
+        std::memcpy(gaps.buffers[moved.base].data() + 2 * i * apart,
+                    dense.buffers[weights.base].data() + weights.offset + 2 * i * k, 2 * k);
+      }
+      weights.base = moved.base;
+      weights.offset = moved.offset;
+      weights.strides[3] = apart;
+      Buffers together, apart_from_others;
+      ASSERT_NO_FATAL_FAILURE(RunOnCuda(dense, true, 1, &together));
+      ASSERT_NO_FATAL_FAILURE(RunOnCuda(gaps, true, 1, &apart_from_others));
+      for (const TensorRef& t : dense.outs()) {
+        EXPECT_TRUE(together[t.base] == apart_from_others[t.base]) << "k " << k;
+      }
+    }
+  }
+}
+
 TEST_F(StreamTest, SizesThatDivideByNothing) {
   Rng rng(6);
   for (int i = 0; i < 80; ++i) {
