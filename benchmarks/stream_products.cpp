@@ -50,6 +50,8 @@ std::optional<StreamKernel> KernelOf(const char* text) {
       return StreamKernel::kVector;
     case 't':
       return StreamKernel::kTiles;
+    case 'r':
+      return StreamKernel::kRows;
     case 'w':
       return StreamKernel::kWide;
     default:
@@ -115,6 +117,11 @@ class Step {
     }
   }
 
+  StreamKernel KernelFor(const StreamParams& p, int kind, const Settings* settings) const {
+    const StreamKernel chosen = DefaultTuning(p, along_k_).kernel;
+    return settings == nullptr ? chosen : (*settings)[kind].kernel.value_or(chosen);
+  }
+
   void Add(std::vector<Launch>* launches, int which, int kind, const char* row, int k,
            const std::vector<int>& columns, bool norm, bool added, bool pair,
            const Settings* settings) {
@@ -137,7 +144,23 @@ class Step {
     if (which >= 0 && which != kind) return;
     p.row = row;
     p.row_m = p.added_m = p.sum_m = p.norm_m = 2 * int64_t{k};
-    norm &= NormFits(rows_, k);  // else it is a kernel of its own
+    // Rows whose squares the launch before leaves; else long ones have a kernel of their own.
+    const bool chain =
+        rows_ > 1 && rows_ <= 8 && KernelFor(p, kind, settings) == StreamKernel::kRows;
+    if (chain && (kind == 1 || kind == 3)) {
+      p.residual = At(2);
+      p.residual_sum = At(11);
+      p.residual_m = p.residual_sum_m = 2 * int64_t{columns[0]};
+      p.squares_out = reinterpret_cast<float*>(At(13));
+    }
+    const bool follows = chain && norm && added;
+    if (follows) {
+      p.row = At(11);
+      p.squares = reinterpret_cast<float*>(At(13));
+      p.num_parts = model_.width / (along_k_ ? 32 : 64);
+      added = false;
+    }
+    norm &= follows || NormFits(rows_, k);
     p.has_norm = norm;
     p.added = norm && added ? At(2) : nullptr;
     p.weight = norm ? At(3) : nullptr;

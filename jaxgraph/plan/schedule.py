@@ -137,7 +137,7 @@ def pack_arena(
     Returns:
       (arena bytes, bytes of the widest set alive at once).
     """
-    run_of = _join_regions(order, fusion_runs(order), region_of)
+    run_of = _join_regions(order, _join_sums(order, fusion_runs(order)), region_of)
     birth: dict[Buffer, int] = {}
     death: dict[Buffer, int] = {}
     for unit, run in zip(order, run_of, strict=True):
@@ -164,6 +164,28 @@ def pack_arena(
             top = max(top, start + need)
         widest = max(widest, sum(_aligned(b.nbytes) for b in live))
     return top, widest
+
+
+def _join_sums(order: Sequence[Unit], runs: Sequence[int]) -> list[int]:
+    """The runs, that of a single product and that of a row kernel which reads it as one.
+
+    The product's kernel may do the first part of the row kernel, and then writes what that writes.
+    """
+    joined: list[int] = []
+    products = 0  # of the run so far
+    for i, unit in enumerate(order):
+        starts = i == 0 or runs[i] != runs[i - 1]
+        before = order[i - 1]
+        goes_on = not starts or (
+            i > 0
+            and products == 1
+            and before.op == un.MATMUL
+            and unit.op == un.ROW
+            and bool(set(before.writes()) & set(unit.reads()))
+        )
+        joined.append(joined[-1] if goes_on else i)
+        products = (0 if starts else products) + (unit.op == un.MATMUL)
+    return joined
 
 
 def _join_regions(

@@ -185,6 +185,29 @@ def test_a_run_that_one_kernel_may_cover_never_reuses_its_own_memory():
             assert start + nbytes <= following
 
 
+def test_a_product_and_the_norm_of_its_sum_share_no_memory_either():
+    """The product's kernel may write what the norm's node does, while it still reads its rows."""
+    plan = llama_plan("15m", False, False)
+    joined = 0
+    for product, row in zip(plan.units, plan.units[1:], strict=False):
+        if (product.op, row.op) != (un.MATMUL, un.ROW) or product.writes()[0] not in row.reads():
+            continue
+        joined += 1
+        read = [plan.buffers[t.id] for t in product.reads()]
+        for written in (plan.buffers[t.id] for t in row.writes()):
+            for b in read:
+                apart = written.kind != b.kind or written.index != b.index
+                if not apart and b.kind == "arena":
+                    apart = (
+                        written.offset + written.nbytes <= b.offset
+                        or b.offset + b.nbytes <= written.offset
+                    )
+                assert apart
+    import llama
+
+    assert joined > 2 * llama.SHAPES["15m"].layers
+
+
 @functools.cache
 def llama_plan(shape: str, stacked: bool, per_row: bool) -> StoragePlan:
     import llama

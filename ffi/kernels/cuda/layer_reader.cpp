@@ -6,6 +6,7 @@
 
 #include "ffi/core/attention.h"
 #include "ffi/kernels/cuda/attention.h"
+#include "ffi/kernels/cuda/heads.h"
 #include "ffi/kernels/cuda/known_forms.h"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/matmul.h"
@@ -13,33 +14,6 @@
 
 namespace jaxgraph {
 namespace {
-
-// `heads` pieces of `size` elements each, `pitch` elements apart.
-bool IsHeads(const TensorRef& t, int64_t heads, int64_t size, int64_t pitch) {
-  int64_t count = 1;
-  bool inner = true;  // inside a piece
-  for (int d = t.rank - 1; d >= 0; --d) {
-    if (t.shape[d] == 1) continue;
-    if (inner && count == size) {
-      inner = false;
-      count = 1;
-    }
-    if (t.strides[d] != (inner ? count : count * pitch)) return false;
-    count *= t.shape[d];
-  }
-  return heads == 1 ? count == size : !inner && count == heads;
-}
-// The same piece for every head.
-bool IsOneForHeads(const TensorRef& t, int64_t size) {
-  int64_t count = 1;
-  for (int d = t.rank - 1; d >= 0; --d) {
-    if (t.shape[d] == 1) continue;
-    const bool inside = count < size;  // the piece
-    if (t.strides[d] != (inside ? count : 0)) return false;
-    if (inside) count *= t.shape[d];
-  }
-  return count == size;
-}
 
 // Reads one layer, node by node.
 class LayerReader {

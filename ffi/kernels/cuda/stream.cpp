@@ -20,18 +20,19 @@ StreamTuning WideTuning(const StreamParams& params) {
   return {kWide, 264, params.m > 32 ? 3 : 4, 4};
 }
 
-// One row. Few columns: more blocks share each of them, and the launches around find room beside
-// them; but where columns are short, too, clusters cost more than they bring.
+// Up to 8 rows. Few columns: more blocks share each of them, and the launches around find room
+// beside them; but where columns are short, too, clusters cost more than they bring.
 StreamTuning TilesTuning(const StreamParams& params, bool along_k) {
-  constexpr StreamKernel kTiles = StreamKernel::kTiles;
+  const StreamKernel kernel = params.m == 1 ? StreamKernel::kTiles : StreamKernel::kRows;
   const bool pair = params.activated != nullptr;
   const int64_t columns = pair ? params.product[0].n : ColumnsOf(params);
   if (columns <= 2112) {
-    if (params.num_products == 1 || params.k > 1024) return {kTiles, 264, 2, along_k ? 4 : 8};
-    if (along_k) return {kTiles, pair ? 264 : 132, 3, 1};
-    return pair ? StreamTuning{kTiles, 132, 3, 2} : StreamTuning{kTiles, 264, 3, 4};
+    if (params.num_products == 1 || params.k > 1024) return {kernel, 264, 2, along_k ? 4 : 8};
+    if (along_k) return {kernel, pair ? 264 : 132, 3, 1};
+    return pair ? StreamTuning{kernel, 132, 3, 2} : StreamTuning{kernel, 264, 3, 4};
   }
-  return params.k < 4096 ? StreamTuning{kTiles, 264, 3, 4} : StreamTuning{kTiles, 132, 5, 4};
+  const bool long_columns = params.m == 1 && params.k >= 4096;
+  return long_columns ? StreamTuning{kernel, 132, 5, 4} : StreamTuning{kernel, 264, 3, 4};
 }
 
 // Warps that stream whole columns keep up where there are many; elsewhere tiles are done sooner.
@@ -50,23 +51,21 @@ StreamTuning DefaultTuning(const StreamParams& params, bool along_k) {
     // Four stages are more than half of a multiprocessor's shared memory: one block each.
     return {kVector, 132, 2 * params.k * ColumnsOf(params) >= kLongLaunch ? 4 : 3, 1};
   }
-  if (params.m == 1) return TilesTuning(params, along_k);
-  // Rows take the room of a second block, and clusters of four such blocks find no place at once.
-  const StreamTuning tiles = {StreamKernel::kTiles, 132, 5, 2};
-  return FitsStreamTiles(params, along_k, tiles) ? tiles : WideTuning(params);
+  const StreamTuning tiles = TilesTuning(params, along_k);
+  return params.m == 1 || FitsStreamRows(params, along_k, tiles) ? tiles : WideTuning(params);
 }
 
 bool FitsStream(const StreamParams& params, bool along_k, const StreamTuning& tuning) {
-  constexpr int64_t kMostOfBlock = 8 * sizeof(StreamCandidate);  // and row
-  if (params.candidates != nullptr &&
-      kMostOfBlock * params.m * tuning.blocks > int64_t{kScratchBytes}) {
-    return false;
-  }
+  const bool carries = params.squares != nullptr || params.residual != nullptr;
+  const bool heads = params.heads.cos != nullptr || params.heads.position != nullptr;
+  if ((carries || heads) && tuning.kernel != StreamKernel::kRows) return false;
   switch (tuning.kernel) {
     case StreamKernel::kVector:
       return along_k && FitsStreamVector(params);
     case StreamKernel::kTiles:
       return FitsStreamTiles(params, along_k, tuning);
+    case StreamKernel::kRows:
+      return FitsStreamRows(params, along_k, tuning);
     case StreamKernel::kWide:
       return FitsStreamWide(params);
   }
@@ -80,6 +79,8 @@ int32_t LaunchStream(const StreamParams& params, DType dtype, bool along_k,
       return LaunchStreamVector(params, dtype, tuning, launches);
     case StreamKernel::kTiles:
       return LaunchStreamTiles(params, dtype, along_k, tuning, launches);
+    case StreamKernel::kRows:
+      return LaunchStreamRows(params, dtype, along_k, tuning, launches);
     case StreamKernel::kWide:
       LaunchStreamWide(params, dtype, along_k, tuning, launches);
       return 0;

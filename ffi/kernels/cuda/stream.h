@@ -33,6 +33,22 @@ struct StreamedProduct {
   uint8_t reserved[7];
 };
 
+// What is behind products whose columns are heads of kStreamedHead elements: rotations, and rows of
+// caches. By product: where its heads go when they are turned, without gaps, and where they go
+// (then) in a cache; null: nowhere.
+constexpr int kStreamedHead = 64;
+struct StreamedHeads {
+  const float* cos;  // of half a head, the same for all heads and rows; null: no rotations
+  const float* sin;
+  const int32_t* position;  // of the caches' new rows; null: no caches
+  char* turned[kMaxStreamed];
+  char* cached[kMaxStreamed];
+  int64_t cache_m, cache_head, cache_position;  // of all caches, in bytes
+  int32_t num_positions;
+  uint8_t drops;  // a position beyond them; else it is clamped
+  uint8_t reserved[3];
+};
+
 struct StreamParams {
   StreamedProduct product[kMaxStreamed];
 
@@ -46,6 +62,19 @@ struct StreamParams {
   int64_t row_m, added_m, sum_m, norm_m;
   uint32_t length,
       eps;  // bits of floats: floats have two zeros, and equal nodes must give equal bytes
+
+  // If not null, the launch before left the squares of `row`, which is the sum then, in `num_parts`
+  // parts of kMaxFewRows floats, and `added` and `sum` are null.
+  const float* squares;
+
+  // What a norm behind the only product begins with, if not null: the product is added to
+  // `residual`, and parts of the sum's squares are left for the launch behind.
+  const char* residual;
+  char* residual_sum;
+  float* squares_out;
+  int64_t residual_m, residual_sum_m;
+
+  StreamedHeads heads;
 
   // The activation: silu(product 0) * product 1, if not null.
   char* activated;
@@ -62,14 +91,16 @@ struct StreamParams {
   int32_t slice_bytes;  // the vector kernel's: of a piece, in a warp
   int32_t places;       // candidates of a row
   int32_t columns;      // the vector kernel's: of a piece
+  int32_t num_parts;    // of squares
 
   uint8_t has_norm, divides, rounds_first, silu_rounds;
   uint8_t fetches_early;  // no node writes the weights: they are read before the wait
-  uint8_t reserved[3];
+  uint8_t reserved[7];
 };
 
-// stream_vector.cu, stream_tiles.cu, stream_wide.cu; stream_launchers.h says what each can take.
-enum class StreamKernel : uint8_t { kVector, kTiles, kWide };
+// stream_vector.cu, stream_tiles.cu, stream_rows.cu, stream_wide.cu; stream_launchers.h says what
+// each can take.
+enum class StreamKernel : uint8_t { kVector, kTiles, kRows, kWide };
 
 // Which kernel, and how much of the chip a launch takes; constants of Hopper's, found by
 // benchmarks/stream_products.

@@ -229,11 +229,6 @@ __device__ __forceinline__ float Rounded(float v) {
 
 // ---- the rows ----
 
-// What rows take of shared memory: themselves, then, of several, the norm's weight.
-__host__ __device__ inline int RowBytes(const StreamParams& p) {
-  return (p.m + (p.m > 1 && p.weight != nullptr ? 1 : 0)) * p.row_pitch;
-}
-
 #if __CUDA_ARCH__ >= 900
 // The norm's weight is read once a step as the matrices are: L2 can have it before the row is
 // there.
@@ -242,18 +237,21 @@ __device__ __forceinline__ void PrefetchNormWeight(const StreamParams& p) {
   if (p.weight != nullptr && at < 2 * p.k) PrefetchLine(p.weight + at);
 }
 
-// The scale of a row's norm, of the sums of squares that its warps have.
-__device__ __forceinline__ float NormScale(const StreamParams& p,
-                                           const float (*by_warp)[kMaxTileRows], int m,
+// The scale of a row's norm, of the sum of its squares.
+__device__ __forceinline__ float ScaleOf(const StreamParams& p, float total) {
+  const float length = __uint_as_float(p.length), eps = __uint_as_float(p.eps);
+  const float mean = p.divides ? total / length : __fmul_rn(total, length);
+  return 1.0f / sqrtf(__fadd_rn(mean, eps));
+}
+// The same of the sums of squares that its warps have.
+__device__ __forceinline__ float NormScale(const StreamParams& p, const float* by_warp,
                                            int warps = kStreamWarps) {
   float total = 0;
 #pragma unroll
   for (int w = 0; w < kStreamWarps; ++w) {
-    if (w < warps) total += by_warp[w][m];
+    if (w < warps) total += by_warp[w];
   }
-  const float length = __uint_as_float(p.length), eps = __uint_as_float(p.eps);
-  const float mean = p.divides ? total / length : __fmul_rn(total, length);
-  return 1.0f / sqrtf(__fadd_rn(mean, eps));
+  return ScaleOf(p, total);
 }
 
 template <typename T>
@@ -280,20 +278,24 @@ __device__ __forceinline__ float SumOfWarp(float v) {
   for (int o = kWarp / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
   return v;
 }
+// Two neighbouring elements of the norm.
+template <typename T>
+__device__ __forceinline__ uint32_t ScaledPair(const StreamParams& p, uint32_t x, uint32_t weight,
+                                               float scale) {
+  float2 h = T::ToFloats(x);
+  h = {__fmul_rn(h.x, scale), __fmul_rn(h.y, scale)};
+  if (p.weight != nullptr) {
+    if (p.rounds_first) h = T::ToFloats(T::FromFloats(h));
+    const float2 w = T::ToFloats(weight);
+    h = {__fmul_rn(h.x, w.x), __fmul_rn(h.y, w.y)};
+  }
+  return T::FromFloats(h);
+}
 template <typename T>
 __device__ __forceinline__ Eight Scaled(const StreamParams& p, Eight x, const Eight& weight,
                                         float scale) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    float2 h = T::ToFloats(x.pairs[j]);
-    h = {__fmul_rn(h.x, scale), __fmul_rn(h.y, scale)};
-    if (p.weight != nullptr) {
-      if (p.rounds_first) h = T::ToFloats(T::FromFloats(h));
-      const float2 w = T::ToFloats(weight.pairs[j]);
-      h = {__fmul_rn(h.x, w.x), __fmul_rn(h.y, w.y)};
-    }
-    x.pairs[j] = T::FromFloats(h);
-  }
+  for (int j = 0; j < 4; ++j) x.pairs[j] = ScaledPair<T>(p, x.pairs[j], weight.pairs[j], scale);
   return x;
 }
 
@@ -307,7 +309,7 @@ __device__ __forceinline__ void StoreEight(char* to, const Eight& x) {
 // Brings the norm of a single row into shared memory, at most kMost eighths a thread.
 template <typename T, int kMost>
 __device__ __forceinline__ void BringNorm(const StreamParams& p, char* row, int end,
-                                          float (*by_warp)[kMaxTileRows]) {
+                                          float* by_warp) {
   const int thread = threadIdx.x;
   const bool stores = blockIdx.x == gridDim.x - 1;
   Eight x[kMost], added[kMost], weight[kMost] = {};
@@ -329,9 +331,9 @@ __device__ __forceinline__ void BringNorm(const StreamParams& p, char* row, int 
     squares = AddSquares<T>(squares, x[j]);
   }
   squares = SumOfWarp(squares);
-  if (thread % kWarp == 0) by_warp[thread / kWarp][0] = squares;
+  if (thread % kWarp == 0) by_warp[thread / kWarp] = squares;
   __syncthreads();
-  const float scale = NormScale(p, by_warp, 0);
+  const float scale = NormScale(p, by_warp);
 #pragma unroll
   for (int j = 0; j < kMost; ++j) {
     const int at = 16 * (thread + j * kStreamThreads);
@@ -349,7 +351,7 @@ __device__ __forceinline__ void BringNorm(const StreamParams& p, char* row, int 
 // at the end.
 template <typename T>
 __device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int begin, int end,
-                                         float (*by_warp)[kMaxTileRows]) {
+                                         float* by_warp) {
   const int thread = threadIdx.x;
   const int zeros = 16 * (end - begin + thread);
   if (zeros < p.row_pitch) StoreEight(row + zeros, {});
@@ -378,88 +380,6 @@ __device__ __forceinline__ void BringRow(const StreamParams& p, char* row, int b
     BringNorm<T, kMaxNormElements / 8 / kStreamThreads>(p, row, end, by_warp);
   }
 }
-
-// Norms of several rows into shared memory. Each row has warps of its own, a power of two of them.
-// Each is stored by one block.
-template <typename T>
-__device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, uint32_t barrier,
-                                           float (*by_warp)[kMaxTileRows]) {
-  constexpr int kAtOnce = 4;
-  const int pitch = p.row_pitch, eights = p.k / 8;
-  const char* weight = rows + p.m * pitch;
-  if (threadIdx.x == 0 && p.weight != nullptr) {
-    Expect(barrier, 16 * eights);
-    BulkCopy(SharedAddress(weight), p.weight, 16 * eights, barrier);
-  }
-  static_assert(kMaxTileRows <= kStreamWarps);
-  const int warps = kStreamWarps >> (32 - __clz(p.m - 1));
-  const int m = threadIdx.x / kWarp / warps, step = warps * kWarp, thread = threadIdx.x % step;
-  const bool stores = blockIdx.x == gridDim.x - 1 - m % gridDim.x;
-  if (m < p.m) {
-    float squares = 0;
-    for (int first = thread; first < eights; first += kAtOnce * step) {
-      Eight x[kAtOnce], added[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int at = 16 * (first + j * step);
-        if (at >= 16 * eights) break;
-        x[j] = LoadEight(p.row + m * p.row_m + at);
-        if (p.added != nullptr) added[j] = LoadEight(p.added + m * p.added_m + at);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int at = 16 * (first + j * step);
-        if (at >= 16 * eights) break;
-        if (p.added != nullptr) x[j] = Sum<T>(x[j], added[j]);
-        StoreEight(rows + m * pitch + at, x[j]);
-        if (p.sum != nullptr && stores) StoreEight(p.sum + m * p.sum_m + at, x[j]);
-        squares = AddSquares<T>(squares, x[j]);
-      }
-    }
-    squares = SumOfWarp(squares);
-    if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp % warps][m] = squares;
-  }
-  if (p.weight != nullptr) WaitForBytes(barrier, 0);
-  __syncthreads();
-  if (m < p.m) {
-    const float scale = NormScale(p, by_warp, m, warps);
-#pragma unroll 4
-    for (int i = thread; i < eights; i += step) {
-      char* place = rows + m * pitch + 16 * i;
-      Eight w = {};
-      if (p.weight != nullptr) w = LoadEight(weight + 16 * i);
-      const Eight x = Scaled<T>(p, LoadEight(place), w, scale);
-      StoreEight(place, x);
-      if (stores) StoreEight(p.norm + m * p.norm_m + 16 * i, x);
-    }
-  }
-}
-
-// Brings eighths [begin, end) of several rows into shared memory, `row_pitch` bytes apart, with
-// zeros behind them; all threads of the block together, which have met since the barrier was made.
-// With a norm every block computes it, of whole rows, and one of them stores it.
-template <typename T>
-__device__ __forceinline__ void BringRows(const StreamParams& p, char* rows, int begin, int end,
-                                          uint32_t barrier, float (*by_warp)[kMaxTileRows]) {
-  const int pitch = p.row_pitch, eights = end - begin, bytes = 16 * eights;
-  for (int m = 0; m < p.m; ++m) {
-    const int i = eights + static_cast<int>(threadIdx.x);
-    if (i < pitch / 16) StoreEight(rows + m * pitch + 16 * i, {});
-  }
-  if (p.has_norm) {
-    BringNorms<T>(p, rows, barrier, by_warp);
-  } else {
-    if (threadIdx.x == 0) {
-      Expect(barrier, p.m * bytes);
-      for (int m = 0; m < p.m && bytes > 0; ++m) {
-        const int64_t from = m * p.row_m + 16 * static_cast<int64_t>(begin);
-        BulkCopy(SharedAddress(rows + m * pitch), p.row + from, bytes, barrier);
-      }
-    }
-    WaitForBytes(barrier, 0);
-  }
-  __syncthreads();
-}
 #endif
 
 // ---- the way out ----
@@ -471,11 +391,6 @@ __device__ __forceinline__ uint16_t Activated(const StreamParams& p, float gate,
   const float silu =
       p.silu_rounds ? Rounded<T>(gate * Rounded<T>(sigmoid)) : __fmul_rn(gate, sigmoid);
   return T::FromFloat(__fmul_rn(silu, up));
-}
-template <typename T>
-__device__ __forceinline__ void StoreActivated(const StreamParams& p, int m, int64_t n, float gate,
-                                               float up) {
-  *reinterpret_cast<uint16_t*>(p.activated + m * p.activated_m + 2 * n) = Activated<T>(p, gate, up);
 }
 
 }  // namespace jaxgraph

@@ -8,6 +8,8 @@
 #include "ffi/kernels/cuda/matmul.h"
 #include "ffi/kernels/cuda/memory_range.h"
 #include "ffi/kernels/cuda/stream.h"
+#include "ffi/kernels/cuda/stream_heads.h"
+#include "ffi/kernels/cuda/stream_launchers.h"
 #include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
@@ -21,12 +23,14 @@ class Footprint {
   // Adds a node, but for the sources that the kernel does not read from memory. False, and nothing
   // is added, if then some output overlapped another operand.
   bool Add(const ResolvedNode& at, uint32_t inner_srcs) {
-    const std::vector<MemoryRange> writes = WrittenBy(at);
     std::vector<MemoryRange> reads;
     for (size_t i = 0; i < at.srcs.size(); ++i) {
       if (i < 32 && (inner_srcs >> i & 1) != 0) continue;
       reads.push_back(RangeOf(at.node->srcs[i], at.srcs[i]));
     }
+    return Add(WrittenBy(at), reads);
+  }
+  bool Add(const std::vector<MemoryRange>& writes, const std::vector<MemoryRange>& reads) {
     for (size_t i = 0; i < writes.size(); ++i) {
       const std::vector<MemoryRange> others(writes.begin() + i + 1, writes.end());
       if (OverlapAny(writes[i], others) || OverlapAny(writes[i], reads) ||
@@ -66,16 +70,20 @@ std::optional<Rows> AsRows(const TensorRef& t) {
   return rows;
 }
 
-// A ROW that is an RMS norm; its part of the parameters.
-bool TakesNorm(const ResolvedNode& at, StreamParams* p) {
-  ExprProgram program;
+// A ROW that is an RMS norm, and its part of the parameters.
+struct Norm {
   RmsNormForm form;
-  if (!DecodeExpr(*at.node, &program).ok() || !MatchRmsNorm(program, &form)) return false;
+  StreamParams params;
+};
+std::optional<Norm> ReadNorm(const ResolvedNode& at) {
+  if (at.node->op != Op::kRow) return std::nullopt;
+  Norm read = {};
+  ExprProgram program;
+  RmsNormForm& form = read.form;
+  if (!DecodeExpr(*at.node, &program).ok() || !MatchRmsNorm(program, &form)) return std::nullopt;
   const std::optional<Rows> norm = AsRows(at.node->outs[form.norm_out]);
-  if (!norm || norm->length % 8 != 0 || !NormFits(norm->count, norm->length) || norm->count == 0 ||
-      norm->length == 0) {
-    return false;
-  }
+  if (!norm || norm->length % 8 != 0 || norm->count == 0 || norm->length == 0) return std::nullopt;
+  StreamParams* const p = &read.params;
   bool fits = true;
   // Of an operand: its address, if the kernel can read it, and the distance of its rows.
   const auto take = [&](const TensorRef& t, auto* address, int64_t* stride) {
@@ -103,7 +111,8 @@ bool TakesNorm(const ResolvedNode& at, StreamParams* p) {
   p->eps = BitsOf(form.eps);
   p->m = static_cast<int32_t>(norm->count);
   p->k = static_cast<int32_t>(norm->length);
-  return fits && weight_m == 0;
+  if (!fits || weight_m != 0) return std::nullopt;
+  return read;
 }
 
 // A MATMUL whose weights a streaming kernel reads.
@@ -198,34 +207,47 @@ bool TakesArgmax(const ResolvedNode& at, const StreamParams& p, StreamArgmaxPara
   return true;
 }
 
-}  // namespace
+// Of scratch memory at most: a row's candidates are the blocks' or their warps'.
+int64_t CandidateBytes(int rows, const StreamTuning& tuning) {
+  const int of_block = tuning.kernel == StreamKernel::kRows ? 1 : 8;
+  return int64_t{rows} * tuning.blocks * of_block * static_cast<int64_t>(sizeof(StreamCandidate));
+}
 
-size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
-                       Launches* launches) {
+// A run of nodes for one launch, and an argmax's.
+struct Group {
   StreamParams params = {};
   Footprint footprint;
-  // May the node be in one kernel with the first?
-  const auto stands_by = [&](size_t i) {
-    return i < nodes.size() && nodes[i].node->region == nodes[first].node->region &&
-           nodes[i].node->branch == nodes[first].node->branch;
-  };
-  size_t next = first;
-  if (nodes[first].node->op == Op::kRow) {
-    if (!fusion || !stands_by(first + 1) || nodes[first + 1].node->op != Op::kMatmul) {
-      return 0;
-    }
-    if (!TakesNorm(nodes[first], &params) || !footprint.Add(nodes[first], 0)) return 0;
-    ++next;
-  }
+  DType dtype = DType::kBF16;
+  bool along_k = false;
+  size_t end = 0;  // behind its last node
+  std::optional<StreamArgmaxParams> argmax;
+  int64_t scratch_bytes = 0;  // of scratch memory, that the group before leaves something in
 
+  bool Fits(const StreamParams& p) const { return FitsStream(p, along_k, TuningOf(p)); }
+  StreamTuning TuningOf(const StreamParams& p) const { return DefaultTuning(p, along_k); }
+};
+
+// May a node be in one kernel with the first?
+bool StandsBy(const std::vector<ResolvedNode>& nodes, size_t first, size_t i) {
+  return i < nodes.size() && nodes[i].node->region == nodes[first].node->region &&
+         nodes[i].node->branch == nodes[first].node->branch;
+}
+
+// The products from nodes[first] on, of rows that are in memory, or behind the `norm` in
+// `group->params`, and their activation. False: not even one.
+bool ReadProducts(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion, Group* group) {
+  StreamParams& params = group->params;
+  size_t next = first;
   Streamed leader;
-  if (!IsStreamed(nodes[next], &leader)) return 0;
+  if (!IsStreamed(nodes[next], &leader)) return false;
   const MatmulParams& product = leader.product;
+  group->dtype = product.b_dtype;
+  group->along_k = leader.along_k;
   if (params.has_norm) {
     const bool reads_norm = product.a == params.norm && product.m == params.m &&
                             product.k == params.k &&
                             (product.m == 1 || product.a_m == params.norm_m);
-    if (!reads_norm) return 0;
+    if (!reads_norm) return false;
   } else {
     params.row = product.a;
     params.row_m = product.a_m;
@@ -236,16 +258,13 @@ size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
   const auto inner = [&](const ResolvedNode& at, const MatmulParams& p) {
     return params.has_norm ? RowsSource(at, p) : 0;
   };
-  const auto fits = [&](const StreamParams& p) {
-    return FitsStream(p, leader.along_k, DefaultTuning(p, leader.along_k));
-  };
   AddProduct(leader, &params);
-  if (!fits(params) || !footprint.Add(nodes[next], inner(nodes[next], product))) {
-    return 0;
+  if (!group->Fits(params) || !group->footprint.Add(nodes[next], inner(nodes[next], product))) {
+    return false;
   }
   ++next;
 
-  while (fusion && params.num_products < kMaxStreamed && stands_by(next)) {
+  while (fusion && params.num_products < kMaxStreamed && StandsBy(nodes, first, next)) {
     Streamed other;
     StreamParams with_other = params;
     if (!IsStreamed(nodes[next], &other) || other.along_k != leader.along_k ||
@@ -253,39 +272,151 @@ size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, boo
       break;
     }
     AddProduct(other, &with_other);
-    if (!fits(with_other) || !footprint.Add(nodes[next], inner(nodes[next], other.product))) {
+    if (!group->Fits(with_other) ||
+        !group->footprint.Add(nodes[next], inner(nodes[next], other.product))) {
       break;
     }
     params = with_other;
     ++next;
   }
-  if (fusion && stands_by(next)) {
+  if (fusion && StandsBy(nodes, first, next)) {
     StreamParams with_activation = params;
-    if (TakesActivation(nodes[next], product.b_dtype, &with_activation) && fits(with_activation) &&
-        footprint.Add(nodes[next], 3)) {
+    if (TakesActivation(nodes[next], product.b_dtype, &with_activation) &&
+        group->Fits(with_activation) && group->footprint.Add(nodes[next], 3)) {
       params = with_activation;
       ++next;
     }
   }
   // In a region other branches run meanwhile, and have the same scratch memory.
+  char* const scratch = nodes[first].scratch;
   StreamArgmaxParams argmax = {};
-  if (fusion && stands_by(next) && nodes[next].node->region == 0 &&
-      nodes[next].scratch != nullptr && TakesArgmax(nodes[next], params, &argmax)) {
+  if (fusion && StandsBy(nodes, first, next) && nodes[next].node->region == 0 &&
+      scratch != nullptr && TakesArgmax(nodes[next], params, &argmax)) {
     StreamParams with_argmax = params;
-    with_argmax.candidates = reinterpret_cast<StreamCandidate*>(nodes[next].scratch);
-    if (fits(with_argmax)) {
+    with_argmax.candidates = reinterpret_cast<StreamCandidate*>(scratch + group->scratch_bytes);
+    const int64_t bytes = CandidateBytes(params.m, group->TuningOf(with_argmax));
+    if (group->Fits(with_argmax) && group->scratch_bytes + bytes <= int64_t{kScratchBytes}) {
       params = with_argmax;
+      argmax.candidates = params.candidates;
+      group->argmax = argmax;
       ++next;
     }
   }
-  const int32_t places = LaunchStream(params, product.b_dtype, leader.along_k,
-                                      DefaultTuning(params, leader.along_k), launches);
-  if (params.candidates != nullptr) {
-    argmax.candidates = params.candidates;
-    argmax.places = places;
-    LaunchStreamArgmax(argmax, launches);
+  if (fusion && StandsBy(nodes, first, next) && params.activated == nullptr) {
+    StreamParams with_heads = params;
+    HeadsFootprint heads;
+    const size_t taken = TakeHeads(nodes, next, group->dtype, &with_heads, &heads);
+    if (taken > 0 && group->Fits(with_heads) && group->footprint.Add(heads.writes, heads.reads)) {
+      params = with_heads;
+      next += taken;
+    }
   }
-  return next - first;
+  group->end = next;
+  return true;
+}
+
+// The group behind one of a single product, where it begins with the norm of that product's sum
+// with something else: then the product's launch makes the sum and its squares, too.
+std::optional<Group> ReadBehind(const std::vector<ResolvedNode>& nodes, size_t first,
+                                Group* group) {
+  const size_t at = group->end;
+  StreamParams& before = group->params;
+  char* const scratch = nodes[first].scratch;
+  // Branches of a region run at once, and would share the scratch memory.
+  if (scratch == nullptr || nodes[first].node->region != 0 || !StandsBy(nodes, first, at) ||
+      !StandsBy(nodes, first, at + 1) || before.num_products != 1 ||
+      before.heads.position != nullptr || group->argmax ||
+      before.product[0].out_dtype != group->dtype ||
+      group->TuningOf(before).kernel != StreamKernel::kRows) {
+    return std::nullopt;
+  }
+  const std::optional<Norm> norm = ReadNorm(nodes[at]);
+  if (!norm || norm->form.added < 0 || norm->form.dtype != group->dtype) return std::nullopt;
+  const StreamedProduct& product = before.product[0];
+  const auto is_product = [&](const char* row, int64_t pitch) {
+    return row == product.out && pitch == product.out_m;
+  };
+  Group behind;
+  StreamParams& p = behind.params;
+  p = norm->params;
+  if (p.m != before.m || p.k != product.n) return std::nullopt;
+  const bool product_first = is_product(p.row, p.row_m);
+  if (!product_first && !is_product(p.added, p.added_m)) return std::nullopt;
+  const int other = product_first ? norm->form.added : norm->form.x;
+  StreamParams carrying = before;
+  carrying.residual = product_first ? p.added : p.row;
+  carrying.residual_m = product_first ? p.added_m : p.row_m;
+  carrying.squares_out = reinterpret_cast<float*>(scratch);
+  const int32_t parts = RowsTiles(carrying, group->along_k);
+  // In scratch memory: parts of squares, then the sum, if no node stores it.
+  int64_t& scratch_bytes = behind.scratch_bytes;
+  scratch_bytes = parts * kMaxFewRows * int64_t{sizeof(float)};
+  std::vector<MemoryRange> writes;
+  if (p.sum != nullptr) {
+    carrying.residual_sum = p.sum;
+    carrying.residual_sum_m = p.sum_m;
+    writes.push_back(RangeOf(nodes[at].node->outs[norm->form.sum_out], p.sum));
+  } else {
+    carrying.residual_sum = scratch + scratch_bytes;  // both multiples of 16
+    carrying.residual_sum_m = 2 * int64_t{p.k};
+    scratch_bytes += p.m * carrying.residual_sum_m;
+  }
+  if (scratch_bytes > int64_t{kScratchBytes} || !group->Fits(carrying)) return std::nullopt;
+  p.row = carrying.residual_sum;
+  p.row_m = carrying.residual_sum_m;
+  p.added = nullptr;
+  p.sum = nullptr;
+  p.squares = carrying.squares_out;
+  p.num_parts = parts;
+  if (!behind.footprint.Add(nodes[at], 0) || !ReadProducts(nodes, at + 1, true, &behind) ||
+      behind.dtype != group->dtype ||
+      behind.TuningOf(behind.params).kernel != StreamKernel::kRows) {
+    return std::nullopt;
+  }
+  // The norm's weight comes with the matrices.
+  if (norm->form.weight >= 0 && !nodes[at].is_constant(norm->form.weight)) {
+    behind.params.fetches_early = 0;
+  }
+  if (!group->footprint.Add(writes, {RangeOf(nodes[at].node->srcs[other], carrying.residual)})) {
+    return std::nullopt;
+  }
+  before = carrying;
+  return behind;
+}
+
+void LaunchGroup(const Group& group, Launches* launches) {
+  const int32_t places = LaunchStream(group.params, group.dtype, group.along_k,
+                                      group.TuningOf(group.params), launches);
+  if (!group.argmax) return;
+  StreamArgmaxParams argmax = *group.argmax;
+  argmax.places = places;
+  LaunchStreamArgmax(argmax, launches);
+}
+
+}  // namespace
+
+size_t EmitStreamGroup(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
+                       Launches* launches) {
+  Group group;
+  size_t next = first;
+  if (nodes[first].node->op == Op::kRow) {
+    if (!fusion || !StandsBy(nodes, first, first + 1) || nodes[first + 1].node->op != Op::kMatmul) {
+      return 0;
+    }
+    const std::optional<Norm> norm = ReadNorm(nodes[first]);
+    if (!norm || !NormFits(norm->params.m, norm->params.k) ||
+        !group.footprint.Add(nodes[first], 0)) {
+      return 0;
+    }
+    group.params = norm->params;
+    ++next;
+  }
+  if (!ReadProducts(nodes, next, fusion, &group)) return 0;
+  std::optional<Group> behind;
+  if (fusion) behind = ReadBehind(nodes, first, &group);
+  LaunchGroup(group, launches);
+  if (behind) LaunchGroup(*behind, launches);
+  return (behind ? behind->end : group.end) - first;
 }
 
 }  // namespace jaxgraph

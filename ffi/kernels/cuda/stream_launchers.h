@@ -47,11 +47,16 @@ inline int32_t ShareAmongBlocks(const StreamTuning& tuning, int step, StreamPara
 bool FitsStreamVector(const StreamParams& params);
 int32_t LaunchStreamVector(StreamParams params, DType dtype, const StreamTuning& tuning,
                            Launches* launches);
-// Up to 8 rows, either layout.
-constexpr int kMaxTileRows = 8;
+// One row, either layout.
 bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuning);
 int32_t LaunchStreamTiles(StreamParams params, DType dtype, bool along_k,
                           const StreamTuning& tuning, Launches* launches);
+// Several rows, up to 8, either layout, with what goes on from one launch to the next.
+constexpr int kMaxFewRows = 8;
+bool FitsStreamRows(StreamParams params, bool along_k, const StreamTuning& tuning);
+int32_t LaunchStreamRows(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
+                         Launches* launches);
+int32_t RowsTiles(const StreamParams& params, bool along_k);  // that it cuts the matrices into
 // Up to 64 rows, either layout, without a norm or an argmax.
 bool FitsStreamWide(const StreamParams& params);
 int32_t WideTiles(const StreamParams& params);  // that it cuts the matrices into

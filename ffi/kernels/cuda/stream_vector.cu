@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
     StreamVectorKernel(const __grid_constant__ StreamParams p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char shared[];
-  __shared__ float squares[kStreamWarps][kMaxTileRows];
+  __shared__ float squares[kStreamWarps];
   __shared__ __align__(8) uint64_t barriers[kStreamWarps][kMostStages];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int shift = __ffs(p.splits) - 1;  // a power of two, as is the number of teams

@@ -99,6 +99,9 @@ struct GroupShape {
   bool activation = false;
   bool silu_rounds = true;
   bool argmax = false;  // of the last product's rows
+  int64_t before = 0;   // k of a product, in front of the norm, that makes the residual; 0: none
+  bool product_first = false;  // of the sum's two
+  bool stores_sum = true;
 };
 
 struct GroupCase {
@@ -146,7 +149,7 @@ inline std::string NormProgram(const GroupShape& s) {
   constexpr DType f32 = DType::kF32;
   const DType t = s.dtype;
   Assembler a(s.m == 1 ? std::vector<int64_t>{s.k} : std::vector<int64_t>{s.m, s.k},
-              1 + s.residual + s.norm_weight, 1 + s.residual);
+              1 + s.residual + s.norm_weight, s.residual && s.stores_sum ? 2 : 1);
   const auto binary = [&](ExprOp op, DType type, uint8_t x, uint8_t y) {
     return s.turned ? a.Op2(op, type, y, x) : a.Op2(op, type, x, y);
   };
@@ -169,7 +172,8 @@ inline std::string NormProgram(const GroupShape& s) {
   const uint8_t square =
       s.squares ? a.Op2(ExprOp::kMul, f32, wide, wide) : a.Op1(ExprOp::kIntegerPow, f32, wide, 2);
   const uint8_t total = a.ReduceSum(square);
-  if (s.residual) a.Store(t, 0, x);
+  const bool stores = s.residual && s.stores_sum;
+  if (stores) a.Store(t, 0, x);
   a.Scalar();
   const uint8_t mean = s.divides ? a.Op2(ExprOp::kDiv, f32, total, factor)
                                  : binary(ExprOp::kMul, f32, total, factor);
@@ -186,7 +190,7 @@ inline std::string NormProgram(const GroupShape& s) {
     if (s.norm_weight) h = binary(ExprOp::kMul, f32, scaled, a.Convert(t, f32, weight));
     h = a.Convert(f32, t, h);
   }
-  a.Store(t, s.residual, h);
+  a.Store(t, stores, h);
   return a.Encode();
 }
 
@@ -240,7 +244,21 @@ inline GroupCase MakeGroup(Rng& rng, const GroupShape& s) {
     norm.op = Op::kRow;
     norm.params = NormProgram(s);
     norm.srcs.push_back(filled(AddDense(&c, s.dtype, vectors(s.k)), 1.5f));
-    if (s.residual) norm.srcs.push_back(filled(AddDense(&c, s.dtype, vectors(s.k)), 0.5f));
+    if (s.before > 0) {
+      Node product;
+      product.op = Op::kMatmul;
+      const TensorRef in = filled(AddDense(&c, s.dtype, vectors(s.before)), 1);
+      TensorRef weights = filled(AddDense(&c, s.dtype, {1, 1, s.before, s.k}),
+                                 1.0f / std::sqrt(static_cast<float>(s.before)));
+      if (s.along_k) weights.strides = {s.before * s.k, s.before * s.k, 1, s.before};
+      product.srcs = {as_matrix(in, s.before), weights};
+      norm.srcs.push_back(AddDense(&c, s.dtype, vectors(s.k)));
+      product.outs = {as_matrix(norm.srcs.back(), s.k)};
+      c.nodes.push_back(product);
+      if (s.product_first) std::swap(norm.srcs[0], norm.srcs[1]);
+    } else if (s.residual) {
+      norm.srcs.push_back(filled(AddDense(&c, s.dtype, vectors(s.k)), 0.5f));
+    }
     if (s.norm_weight) {
       TensorRef weight = filled(AddDense(&c, s.dtype, {s.k}), 0.2f, 1.0f);
       if (s.m > 1) {
@@ -250,7 +268,7 @@ inline GroupCase MakeGroup(Rng& rng, const GroupShape& s) {
       }
       norm.srcs.push_back(weight);
     }
-    if (s.residual) norm.outs.push_back(AddDense(&c, s.dtype, vectors(s.k)));
+    if (s.residual && s.stores_sum) norm.outs.push_back(AddDense(&c, s.dtype, vectors(s.k)));
     row = AddDense(&c, s.dtype, vectors(s.k));
     norm.outs.push_back(row);
     c.nodes.push_back(norm);

@@ -64,15 +64,18 @@ inline Node SetRowsNode(const TensorRef& cache, const TensorRef& rows,
 
 struct LayerShape {
   int64_t batch = 1, heads = 4, kv_heads = 2, width = 64, context = 32;
-  bool position_a_row = false;  // else one for all rows
+  bool position_a_row = false;   // else one for all rows
+  bool positions_first = false;  // the cache is [batch, context, kv_heads, width]
   DType dtype = DType::kBF16;
   IndexMode mode = IndexMode::kClip;
   int64_t position = 5;
 };
 
-// Rotary of q, rotary of k, k's row into the cache, v's row into the cache: four nodes.
-inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
-  GroupCase c;
+// Appends rotary of q, rotary of k, k's row into the cache, v's row into the cache: four nodes. q,
+// k and v are [batch * heads, width].
+inline void AppendCacheUpdate(Rng& rng, GroupCase* to, const LayerShape& s, const TensorRef& q,
+                              const TensorRef& k, const TensorRef& v) {
+  GroupCase& c = *to;
   const auto filled = [&](TensorRef t) {
     FillRandom(rng, &c, t, -2, 2);
     return t;
@@ -80,12 +83,12 @@ inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
   const auto heads_of = [&](int64_t heads) {
     return AddDense(&c, s.dtype, {s.batch * heads, s.width});
   };
-  const TensorRef q = filled(heads_of(s.heads)), k = filled(heads_of(s.kv_heads));
-  const TensorRef v = filled(heads_of(s.kv_heads));
   const TensorRef cosine = filled(AddDense(&c, DType::kF32, {s.width / 2}));
   const TensorRef sine = filled(AddDense(&c, DType::kF32, {s.width / 2}));
   const TensorRef turned_q = heads_of(s.heads), turned_k = heads_of(s.kv_heads);
-  const std::vector<int64_t> cache = {s.batch, s.kv_heads, s.context, s.width};
+  const std::vector<int64_t> cache =
+      s.positions_first ? std::vector<int64_t>{s.batch, s.context, s.kv_heads, s.width}
+                        : std::vector<int64_t>{s.batch, s.kv_heads, s.context, s.width};
   const TensorRef keys = filled(AddDense(&c, s.dtype, cache));
   const TensorRef values = filled(AddDense(&c, s.dtype, cache));
   std::vector<std::pair<uint8_t, TensorRef>> indices;
@@ -97,11 +100,11 @@ inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
   }
   const TensorRef position = AddDense(&c, DType::kS32, {slices});
   for (int64_t b = 0; b < slices; ++b) Write(c.buffers, position, &b, {0, s.position + 3 * b});
-  indices.emplace_back(2, position);
+  indices.emplace_back(s.positions_first ? 1 : 2, position);
   if (s.position_a_row) {  // heads and width: whole dimensions, as JAX writes it
     const TensorRef zero = AddDense(&c, DType::kS32, {s.batch});
     for (int64_t b = 0; b < s.batch; ++b) Write(c.buffers, zero, &b, {0, 0});
-    indices.emplace_back(1, zero);
+    indices.emplace_back(s.positions_first ? 2 : 1, zero);
     indices.emplace_back(3, zero);
   }
   // The same memory as [slices, batch or 1, kv heads, 1, width].
@@ -110,12 +113,43 @@ inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
     t.shape = {slices, s.position_a_row ? 1 : s.batch, s.kv_heads, 1, s.width};
     const int64_t row = s.kv_heads * s.width;
     t.strides = {slices > 1 ? row : 0, s.position_a_row ? 0 : row, s.width, 0, 1};
+    if (s.positions_first) {
+      std::swap(t.shape[2], t.shape[3]);
+      std::swap(t.strides[2], t.strides[3]);
+    }
     return t;
   };
   c.nodes.push_back(RotaryNode(q, turned_q, cosine, sine));
   c.nodes.push_back(RotaryNode(k, turned_k, cosine, sine));
   c.nodes.push_back(SetRowsNode(keys, as_rows(turned_k), indices, s.mode));
   c.nodes.push_back(SetRowsNode(values, as_rows(v), indices, s.mode));
+}
+inline GroupCase MakeCacheUpdate(Rng& rng, const LayerShape& s) {
+  GroupCase c;
+  const auto filled = [&](int64_t heads) {
+    const TensorRef t = AddDense(&c, s.dtype, {s.batch * heads, s.width});
+    FillRandom(rng, &c, t, -2, 2);
+    return t;
+  };
+  const TensorRef q = filled(s.heads), k = filled(s.kv_heads), v = filled(s.kv_heads);
+  AppendCacheUpdate(rng, &c, s, q, k, v);
+  return c;
+}
+
+// Query, key and value products and what MakeCacheUpdate makes of them.
+inline GroupCase MakeHeads(Rng& rng, const GroupShape& s, const LayerShape& layer) {
+  GroupCase c = MakeGroup(rng, s);
+  std::vector<TensorRef> heads;
+  for (const Node& node : c.nodes) {
+    if (node.op != Op::kMatmul) continue;
+    TensorRef t = node.outs[0];
+    const int64_t count = t.num_elements() / layer.width;
+    t.rank = 2;
+    t.shape = {count, layer.width};
+    t.strides = {layer.width, 1};
+    heads.push_back(t);
+  }
+  AppendCacheUpdate(rng, &c, layer, heads[0], heads[1], heads[2]);
   return c;
 }
 

@@ -3,7 +3,7 @@
 
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "ffi/kernels/cuda/stream.h"
-#include "tests/ffi/cuda/group_case.h"
+#include "tests/ffi/cuda/small_nodes.h"
 
 namespace jaxgraph::testing {
 namespace {
@@ -60,7 +60,7 @@ class StreamGroupTest : public ::testing::Test {
   }
 };
 
-TEST_F(StreamGroupTest, WarpsTakeManyColumnsOfOneRowAndTilesTheRest) {
+TEST_F(StreamGroupTest, EachKernelHasItsRowsAndColumns) {
   const auto kernel = [](int64_t m, const std::vector<int64_t>& columns, bool along_k,
                          bool activation = false) {
     GroupShape s;
@@ -78,7 +78,9 @@ TEST_F(StreamGroupTest, WarpsTakeManyColumnsOfOneRowAndTilesTheRest) {
   EXPECT_EQ(kernel(1, {16000, 384}, true), "stream_vector");
   EXPECT_EQ(kernel(1, {16383}, true), "stream_along_k");
   EXPECT_EQ(kernel(1, {16384, 16384}, true, true), "stream_along_k");
-  EXPECT_EQ(kernel(2, {16384}, true), "stream_along_k");
+  EXPECT_EQ(kernel(2, {16384}, true), "stream_rows_along_k");
+  EXPECT_EQ(kernel(8, {96}, false), "stream_rows_along_n");
+  EXPECT_EQ(kernel(9, {96}, false), "stream_wide_along_n");
   EXPECT_EQ(kernel(1, {16384}, false), "stream_along_n");
 }
 
@@ -368,6 +370,150 @@ TEST_F(StreamGroupTest, ANormOfManyRowsIsAKernelOfItsOwn) {
   EXPECT_EQ(Covered(s), Counts{4});
   s.m = 9;
   EXPECT_EQ(Covered(s), (Counts{1, 3}));
+}
+
+// A product, and the norm of its sum with something else in front of others.
+GroupShape Behind() {
+  GroupShape s = Mlp();
+  s.m = 4;
+  s.before = 160;
+  return s;
+}
+
+StreamParams ParamsOf(const Launch& launch) {
+  StreamParams p;
+  EXPECT_EQ(launch.params.size(), sizeof p);
+  std::memcpy(&p, launch.params.data(), sizeof p);
+  return p;
+}
+
+TEST_F(StreamGroupTest, ANormBeginsInTheLaunchOfTheProductBefore) {
+  for (const bool along_k : {true, false}) {
+    GroupShape s = Behind();
+    s.along_k = along_k;
+    for (const int64_t m : {2, 8}) {
+      s.m = m;
+      EXPECT_EQ(Covered(s), Counts{5}) << m << " rows";
+    }
+    s.k = 4096;  // more than a kernel norms for itself
+    s.product_first = true;
+    EXPECT_EQ(Covered(s), Counts{5});
+    s.m = 1;
+    EXPECT_EQ(Covered(s), (Counts{1, 4}));
+    s.m = 9;
+    EXPECT_EQ(Covered(s), (Counts{1, 1, 3}));
+  }
+  GroupShape s = Behind();
+  s.columns = {64, 32, 32};
+  s.activation = false;
+  EXPECT_EQ(Covered(s), Counts{5});
+  s.out = DType::kF32;  // of all products: none can be added to a residual in bf16
+  EXPECT_EQ(Covered(s, false), (Counts{1, 1, 1, 1, 1}));
+}
+
+TEST_F(StreamGroupTest, WhatTheProductBeforeLeaves) {
+  for (const bool stores_sum : {true, false}) {
+    GroupShape s = Behind();
+    s.stores_sum = stores_sum;
+    Rng rng(8);
+    const GroupCase c = MakeGroup(rng, s);
+    Buffers buffers = c.buffers;
+    std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
+    std::vector<Launch> launches;
+    ASSERT_EQ(Covered(c, nodes, true, &launches), Counts{5});
+    ASSERT_EQ(launches.size(), 2u);
+    const StreamParams before = ParamsOf(launches[0]), behind = ParamsOf(launches[1]);
+    const char* scratch = buffers[c.scratch].data();
+    EXPECT_EQ(before.residual, nodes[1].srcs[0]);
+    EXPECT_EQ(reinterpret_cast<const char*>(before.squares_out), scratch);
+    EXPECT_EQ(before.squares_out, behind.squares);
+    EXPECT_EQ(before.residual_sum, behind.row);
+    if (stores_sum) {
+      EXPECT_EQ(before.residual_sum, nodes[1].outs[0]);
+    } else {
+      EXPECT_GE(before.residual_sum, scratch + behind.num_parts * 8 * 4);
+      EXPECT_LE(before.residual_sum + 4 * 2 * s.k, scratch + kScratchBytes);
+    }
+    EXPECT_EQ(behind.added, nullptr);
+    EXPECT_EQ(behind.sum, nullptr);
+    EXPECT_FALSE(behind.fetches_early) << "the norm's weight is not constant";
+    nodes[1].constant_srcs = 4;
+    launches.clear();
+    ASSERT_EQ(Covered(c, nodes, true, &launches), Counts{5});
+    EXPECT_TRUE(ParamsOf(launches[1]).fetches_early);
+  }
+}
+
+TEST_F(StreamGroupTest, ANormThatBeginsInItsOwnLaunch) {
+  Rng rng(9);
+  const GroupCase c = MakeGroup(rng, Behind());
+  ASSERT_EQ(Covered(c), Counts{5});
+  GroupCase other = c;
+  other.scratch = -1;
+  EXPECT_EQ(Covered(other), (Counts{1, 4}));
+  other = c;
+  for (Node& node : other.nodes) node.region = 1;  // its branches would share the scratch memory
+  EXPECT_EQ(Covered(other), (Counts{1, 4}));
+  other = c;
+  other.nodes[0].branch = 1;
+  EXPECT_EQ(Covered(other), (Counts{1, 4}));
+  other = c;
+  other.nodes[1].srcs[1] = AddDense(&other, DType::kBF16, {4, 64});  // the norm of something else
+  EXPECT_EQ(Covered(other), (Counts{1, 4}));
+  Buffers buffers = c.buffers;
+  std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
+  char* const onto = buffers[c.nodes[0].srcs[0].base].data() + 16;  // the sum onto the first rows
+  nodes[1].outs[0] = onto;
+  EXPECT_EQ(Covered(c, nodes), (Counts{1, 4}));
+}
+
+TEST_F(StreamGroupTest, HeadsAreTurnedAndCachedWithTheirProducts) {
+  Rng rng(10);
+  GroupShape s;
+  s.m = 4;
+  s.along_k = false;
+  LayerShape layer;
+  layer.batch = 4;
+  s.columns = {64 * layer.heads, 64 * layer.kv_heads, 64 * layer.kv_heads};
+  for (const bool positions_first : {true, false}) {
+    layer.positions_first = positions_first;
+    GroupCase c = MakeHeads(rng, s, layer);
+    EXPECT_EQ(Covered(c), Counts{7});
+    std::swap(c.nodes[3], c.nodes[4]);
+    std::swap(c.nodes[5], c.nodes[6]);
+    EXPECT_EQ(Covered(c), Counts{7});
+    std::swap(c.nodes[4], c.nodes[5]);
+    EXPECT_EQ(Covered(c), Counts{7});
+    GroupCase other = c;
+    other.nodes.pop_back();
+    EXPECT_EQ(Covered(other)[0], 3u);
+    other = c;
+    other.nodes[5].branch = 1;
+    EXPECT_EQ(Covered(other)[0], 3u);
+    // The keys' rows are what was not turned.
+    other = MakeHeads(rng, s, layer);
+    other.nodes[5].srcs[1].base = other.nodes[1].outs[0].base;
+    EXPECT_EQ(Covered(other)[0], 3u);
+    // A cache where the values are.
+    Buffers buffers = c.buffers;
+    std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
+    for (ResolvedNode& node : nodes) {
+      if (node.node->op == Op::kSetRows) node.outs[0] = buffers[c.nodes[2].outs[0].base].data();
+    }
+    EXPECT_EQ(Covered(c, nodes)[0], 3u);
+  }
+  EXPECT_EQ(Covered(MakeHeads(rng, s, layer), false)[0], 1u);
+  LayerShape of_rows = layer;
+  of_rows.position_a_row = true;
+  of_rows.positions_first = false;
+  EXPECT_EQ(Covered(MakeHeads(rng, s, of_rows))[0], 3u);
+  LayerShape wide = layer;
+  wide.width = 128;
+  wide.heads = 2;
+  wide.kv_heads = 1;
+  EXPECT_EQ(Covered(MakeHeads(rng, s, wide))[0], 3u);
+  s.along_k = true;
+  EXPECT_EQ(Covered(MakeHeads(rng, s, layer))[0], 3u);
 }
 
 }  // namespace

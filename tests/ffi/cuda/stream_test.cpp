@@ -4,7 +4,7 @@
 
 #include "ffi/kernels/cuda/strided_space.h"
 #include "tests/ffi/cuda/cuda_test.h"
-#include "tests/ffi/cuda/group_case.h"
+#include "tests/ffi/cuda/small_nodes.h"
 #include "tests/ffi/kernels/run_host.h"
 
 namespace jaxgraph::testing {
@@ -100,9 +100,11 @@ class StreamTest : public ClusterTest {
                  (s.along_k ? " along k " : " along n ") + NameOf(s.dtype) + " to " +
                  NameOf(s.out) + (s.norm ? " norm" : "") + (s.activation ? " activation" : ""));
     const GroupCase c = MakeGroup(rng, s);
-    const bool norm_fits = s.norm && s.m <= 8 && NormFits(s.m, s.k);
+    const bool carries = s.before > 0 && s.m > 1 && s.m <= 8;
+    const bool norm_fits = s.norm && (carries || (s.m <= 8 && NormFits(s.m, s.k)));
     Buffers fused, single;
-    ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, s.norm && !norm_fits ? 2 : 1, &fused));
+    ASSERT_NO_FATAL_FAILURE(
+        RunOnCuda(c, true, 1 + (s.before > 0) + (s.norm && !norm_fits), &fused));
     ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, false, c.nodes.size(), &single));
     // A sum of squares in another order moves the scale by its last bit, and some elements of the
     // norm by theirs; from there on everything is that far away at most.
@@ -288,6 +290,99 @@ TEST_F(StreamTest, SizesThatDivideByNothing) {
       s.out = DType::kF32;
     }
     ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+// A product whose sum with something else is normed: its launch makes the sum and its squares.
+TEST_F(StreamTest, NormsOfSumsThatTheLaunchBeforeMakes) {
+  Rng rng(12);
+  GroupShape s;
+  s.norm = s.residual = true;
+  for (const int64_t m : {2, 8, 9}) {
+    s.m = m;
+    s.along_k = m == 2;
+    s.before = 8192;
+    s.k = 2048;
+    s.columns = {2048, 512, 512};
+    s.activation = false;
+    s.product_first = m % 2 == 0;
+    s.stores_sum = true;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, false));
+    s.before = 2048;
+    s.columns = {8192, 8192};
+    s.activation = true;
+    s.along_k = m != 8;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, false));
+    s.columns = {12000};
+    s.activation = s.stores_sum = false;
+    s.along_k = m == 8;
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s, false));
+  }
+  for (int i = 0; i < 40; ++i) {
+    s = GroupShape();
+    s.norm = s.residual = true;
+    s.along_k = Chance(rng, 0.5);
+    s.dtype = s.out = Chance(rng, 0.5) ? DType::kBF16 : DType::kF16;
+    s.m = UniformInt(rng, 2, 8);
+    s.before = 8 * UniformInt(rng, 1, 60);
+    s.k = 8 * UniformInt(rng, 1, Chance(rng, 0.3) ? 380 : 60);
+    s.norm_weight = Chance(rng, 0.7);
+    s.rounds_first = Chance(rng, 0.5);
+    s.divides = Chance(rng, 0.5);
+    s.turned = Chance(rng, 0.5);
+    s.product_first = Chance(rng, 0.5);
+    s.stores_sum = Chance(rng, 0.7);
+    const int64_t step = s.along_k ? 1 : 8;
+    s.columns = {step * UniformInt(rng, CeilDiv(s.m, step), 400 / step)};
+    if (Chance(rng, 0.5)) {
+      s.columns.push_back(s.columns[0]);
+      s.activation = true;
+    }
+    ASSERT_NO_FATAL_FAILURE(Check(rng, s));
+  }
+}
+
+// Query, key and value products whose heads are turned, and written into caches.
+TEST_F(StreamTest, HeadsThatAreTurnedAndCached) {
+  Rng rng(13);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t m : {2, 5, 8}) {
+      for (int i = 0; i < 6; ++i) {
+        GroupShape s;
+        s.dtype = s.out = dtype;
+        s.m = m;
+        s.k = i % 2 == 0 ? 2048 : 264;
+        s.along_k = false;
+        LayerShape layer;
+        layer.batch = m;
+        layer.heads = i % 3 == 0 ? 32 : 3;
+        layer.kv_heads = i % 3 == 0 ? 8 : 1 + i % 2;
+        layer.dtype = dtype;
+        layer.positions_first = Chance(rng, 0.5);
+        layer.mode = Chance(rng, 0.5) ? IndexMode::kFillOrDrop : IndexMode::kClip;
+        layer.position = Pick(rng, std::vector<int64_t>{0, 5, 31, 32, 40, -2});
+        s.columns = {64 * layer.heads, 64 * layer.kv_heads, 64 * layer.kv_heads};
+        SCOPED_TRACE("m " + std::to_string(m) + " case " + std::to_string(i));
+        const GroupCase c = MakeHeads(rng, s, layer);
+        Buffers fused, single;
+        ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, 1, &fused));
+        ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, false, c.nodes.size(), &single));
+        for (const TensorRef& t : c.outs()) {
+          EXPECT_LE(Distance(ValuesOf(t, fused), ValuesOf(t, single)), 1.0 / 1024);
+        }
+        // Of the same products, the same bytes.
+        Buffers before = c.buffers;
+        for (size_t n = 0; n < 3; ++n) {
+          const uint32_t out = c.nodes[n].outs[0].base;
+          before[out] = fused[out];
+        }
+        const Buffers after = RunHost({c.nodes.begin() + 3, c.nodes.end()}, before);
+        for (size_t n = 3; n < c.nodes.size(); ++n) {
+          const uint32_t out = c.nodes[n].outs[0].base;
+          EXPECT_TRUE(fused[out] == after[out]) << "node " << n;
+        }
+      }
+    }
   }
 }
 

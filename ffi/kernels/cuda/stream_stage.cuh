@@ -1,0 +1,127 @@
+// Stages: how matrices come to tensor cores, in stream_tiles.cu and stream_rows.cu alike. A stage
+// is 32 lines of 128 bytes of a matrix: 64 columns of each of 32 k where it is contiguous along n,
+// 64 k of each of 32 columns where it is along k; of two matrices that are paired, half the lines
+// each. A tile is the columns of such a stage.
+#pragma once
+
+#include "ffi/kernels/cuda/stream_device.cuh"
+#include "ffi/kernels/cuda/stream_launchers.h"
+
+namespace jaxgraph {
+
+constexpr int kLines = 32;  // in a stage
+constexpr int kLineItems = kLineBytes / 2;
+constexpr int kStageBytes = kLines * kLineBytes;
+
+// What a stage holds of each of its matrices.
+template <bool kAlongK, bool kPair>
+struct Shape {
+  static constexpr int kSides = kPair ? 2 : 1;
+  static constexpr int kSideLines = kLines / kSides;
+  static constexpr int kColumns = kAlongK ? kSideLines : kLineItems;
+  static constexpr int kDepth = kAlongK ? kLineItems : kSideLines;  // of k
+  static constexpr int kWidth = kSides * kColumns;
+};
+// Shares of k are multiples of this.
+__host__ __device__ constexpr int ShareStep(bool along_k) { return along_k ? kLineItems : kLines; }
+
+#if __CUDA_ARCH__ >= 900
+constexpr int kStep = 16;  // of k and of columns, in one tensor-core instruction
+
+// The share of k of one block of the cluster.
+struct Share {
+  int begin, end;
+};
+template <bool kAlongK>
+__device__ __forceinline__ Share ShareOf(const StreamParams& p, const BlockPlace& place) {
+  constexpr int kUnit = ShareStep(kAlongK);
+  const int rank = place.rank;
+  const int size = (((p.k + kUnit - 1) / kUnit + p.splits - 1) >> place.shift) * kUnit;
+  const int begin = min(rank * size, p.k);
+  return {begin, min(begin + size, p.k)};
+}
+
+struct Tile {
+  int first;  // matrix
+  int column;
+};
+template <typename S>
+__device__ __forceinline__ Tile TileOf(const StreamParams& p, int tile) {
+  int i = 0;
+  if (p.activated == nullptr) {
+    while (i + 1 < p.num_products && tile >= p.product[i].end) ++i;
+  }
+  return {i, (tile - (i > 0 ? p.product[i - 1].end : 0)) * S::kColumns};
+}
+
+// The order in which a warp's stages arrive. Place says where a piece of a line lies in a stage.
+template <bool kAlongK, bool kPair, typename Place>
+class Supply {
+ public:
+  using S = Shape<kAlongK, kPair>;
+
+  __device__ Supply(const StreamParams& p, const BlockPlace& place, char* ring)
+      : p_(p),
+        share_(ShareOf<kAlongK>(p, place)),
+        ring_(SharedAddress(ring)),
+        policy_(ReadOncePolicy()),
+        clusters_(place.clusters),
+        tile_(place.cluster) {
+    if (First() >= share_.end) tile_ = p.pieces;  // k is short: nothing to do
+    at_ = First();
+  }
+
+  // Starts the copies of the next stage, if there is one; commits them either way.
+  __device__ __forceinline__ void Start(int stage) {
+    Start(stage, [](int) {});
+  }
+  // `beside` may start more copies, of what belongs to k from where the stage begins on.
+  template <typename Beside>
+  __device__ __forceinline__ void Start(int stage, Beside beside) {
+    if (tile_ < p_.pieces) {
+      const Tile tile = TileOf<S>(p_, tile_);
+      const int lane = threadIdx.x % kWarp, piece = lane % 8, line = lane / 8;
+      const int along = (kAlongK ? at_ : tile.column) + 8 * piece;  // lines
+      const int across = (kAlongK ? tile.column : at_) + line;
+      const uint32_t to = ring_ + stage * kStageBytes;
+#pragma unroll
+      for (int side = 0; side < S::kSides; ++side) {
+        const StreamedProduct& product = p_.product[tile.first + side];
+        const int end_along = kAlongK ? share_.end : product.n;
+        const int end_across = kAlongK ? product.n : share_.end;
+        const char* from = product.weights + across * product.pitch + 2 * along;
+        const int64_t step = 4 * product.pitch;
+#pragma unroll
+        for (int j = 0; j < S::kSideLines; j += 4) {
+          const bool inside = along < end_along && across + j < end_across;
+          CopyAsync(to + Place::Of(side * S::kSideLines + j + line, piece),
+                    inside ? from : product.weights, inside, policy_);
+          from += step;
+        }
+      }
+      beside(at_);
+      at_ += kStreamWarps * S::kDepth;
+      if (at_ >= share_.end) {
+        tile_ += clusters_;
+        at_ = First();
+      }
+    }
+    CommitCopies();
+  }
+
+  __device__ __forceinline__ int First() const {
+    return share_.begin + static_cast<int>(threadIdx.x / kWarp) * S::kDepth;
+  }
+  __device__ __forceinline__ const Share& share() const { return share_; }
+
+ private:
+  const StreamParams& p_;
+  const Share share_;
+  const uint32_t ring_;
+  const uint64_t policy_;
+  const int clusters_;
+  int tile_, at_;
+};
+#endif
+
+}  // namespace jaxgraph
