@@ -226,8 +226,12 @@ def test_products_of_no_floats_to_floats_stay_in_xla(of):
         return jnp.matmul(of(a), of(b), preferred_element_type=jnp.float32)
 
     a, b = integers(jnp.int8, (2, 16)), integers(jnp.int8, (16, 24), seed=1)
-    explanation = check(product, a, b, native=False, rtol=1e-6)
     dtype = of(a).dtype
+    if jax.default_backend() == "gpu" and dtype == np.bool_:  # XLA's own product raises there
+        explanation = jaxgraph.explain(product, a, b)
+        assert [s.backend for s in explanation.splits] == ["xla"]
+    else:
+        explanation = check(product, a, b, native=False, rtol=1e-6)
     assert f"multiplies {dtype} by {dtype} to float32" in str(explanation)
 
 

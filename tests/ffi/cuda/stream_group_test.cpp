@@ -39,6 +39,17 @@ std::vector<size_t> Covered(const GroupShape& shape, bool fusion = true) {
 
 using Counts = std::vector<size_t>;
 
+// Addresses at which nothing is read or written, so far apart that an output which is moved onto
+// something shorter meets nothing else.
+std::vector<char*> FarApart(const GroupCase& c) {
+  std::vector<char*> bases;
+  for (size_t b = 0; b < c.buffers.size(); ++b) {
+    bases.push_back(reinterpret_cast<char*>(static_cast<uintptr_t>(b + 1) << 24));
+    EXPECT_LT(2 * c.buffers[b].size(), size_t{1} << 24);
+  }
+  return bases;
+}
+
 GroupShape Mlp() {
   GroupShape s;
   s.k = 64;
@@ -168,12 +179,12 @@ TEST_F(StreamGroupTest, NoOutputMayOverlapWhatElseTheGroupTouches) {
       {3, &c.nodes[2].srcs[1], {3, 1}},     // onto weights
       {3, &c.nodes[1].outs[0], {3, 1}},     // onto its own source
   };
+  const std::vector<char*> far = FarApart(c);
   for (const Move& move : moves) {
     SCOPED_TRACE(&move - moves);
     GroupCase moved = c;
-    Buffers buffers = c.buffers;
-    std::vector<ResolvedNode> nodes = ResolveAll(moved, Addresses(buffers));
-    char* onto = buffers[move.onto->base].data();
+    std::vector<ResolvedNode> nodes = ResolveAll(moved, far);
+    char* onto = far[move.onto->base];
     const char* from = nodes[move.node].outs.back();
     nodes[move.node].outs.back() = onto + 16;  // not even the same bytes
     for (ResolvedNode& node : nodes) {
@@ -460,9 +471,9 @@ TEST_F(StreamGroupTest, ANormThatBeginsInItsOwnLaunch) {
   other = c;
   other.nodes[1].srcs[1] = AddDense(&other, DType::kBF16, {4, 64});  // the norm of something else
   EXPECT_EQ(Covered(other), (Counts{1, 4}));
-  Buffers buffers = c.buffers;
-  std::vector<ResolvedNode> nodes = ResolveAll(c, Addresses(buffers));
-  char* const onto = buffers[c.nodes[0].srcs[0].base].data() + 16;  // the sum onto the first rows
+  const std::vector<char*> far = FarApart(c);
+  std::vector<ResolvedNode> nodes = ResolveAll(c, far);
+  char* const onto = far[c.nodes[0].srcs[0].base] + 16;  // the sum onto the first rows
   nodes[1].outs[0] = onto;
   EXPECT_EQ(Covered(c, nodes), (Counts{1, 4}));
 }
