@@ -302,7 +302,8 @@ bool ReadProducts(const std::vector<ResolvedNode>& nodes, size_t first, bool fus
       ++next;
     }
   }
-  if (fusion && StandsBy(nodes, first, next) && params.activated == nullptr) {
+  // Heads are stored by the product's launch, and so would come before an argmax's.
+  if (fusion && StandsBy(nodes, first, next) && params.activated == nullptr && !group->argmax) {
     StreamParams with_heads = params;
     HeadsFootprint heads;
     const size_t taken = TakeHeads(nodes, next, group->dtype, &with_heads, &heads);
