@@ -7,7 +7,6 @@
 // runs on from one tile to the next; a cluster makes one.
 #include <algorithm>
 
-#include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/stream_candidate.cuh"
 #include "ffi/kernels/cuda/stream_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
@@ -512,38 +511,19 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
 }
 
 template <typename T, bool kAlongK, bool kPair, bool kBest>
-const KernelInfo kRowsKernel = {
-    kAlongK ? "stream_rows_along_k" : "stream_rows_along_n", sizeof(StreamParams), nullptr,
-    reinterpret_cast<const void*>(&StreamRowsKernel<T, kAlongK, kPair, kBest>)};
-
-template <typename T, bool kPair, bool kBest>
-const KernelInfo* KernelFor(bool along_k) {
-  return along_k ? &kRowsKernel<T, true, kPair, kBest> : &kRowsKernel<T, false, kPair, kBest>;
-}
-template <typename T>
-const KernelInfo* KernelFor(const StreamParams& p, bool along_k) {
-  if (p.activated != nullptr) return KernelFor<T, true, false>(along_k);
-  return p.candidates != nullptr ? KernelFor<T, false, true>(along_k)
-                                 : KernelFor<T, false, false>(along_k);
-}
-
-// What a launch needs beside `params`, which get their sizes from it.
-struct Plan {
-  int32_t clusters;
-  int32_t shared_bytes;
+struct RowsKernel {
+  static inline const KernelInfo kInfo = {
+      kAlongK ? "stream_rows_along_k" : "stream_rows_along_n", sizeof(StreamParams), nullptr,
+      reinterpret_cast<const void*>(&StreamRowsKernel<T, kAlongK, kPair, kBest>)};
 };
-Plan PlanRows(bool along_k, const StreamTuning& tuning, StreamParams* params) {
+
+StagePlan PlanRows(bool along_k, const StreamTuning& tuning, StreamParams* params) {
   StreamParams& p = *params;
   const bool pair = p.activated != nullptr;
-  const int side_lines = pair ? kLines / 2 : kLines;
-  const int columns = along_k ? side_lines : kLineItems, depth = along_k ? kLineItems : side_lines;
-  const int width = (pair ? 2 : 1) * columns;
-  p.pieces = CutColumns(columns, &p);
-  const int share_step = ShareStep(along_k);
-  const int32_t clusters = ShareAmongBlocks(tuning, share_step, &p);
-  const bool single = p.pieces <= clusters;
-  const int64_t share = CeilDiv(p.k, p.splits * share_step) * share_step;
-  const int64_t stages = CeilDiv(CeilDiv(share, depth), kStreamWarps) * CeilDiv(p.pieces, clusters);
+  const StageSize stage = StageSizeOf(along_k, pair);
+  const int width = (pair ? 2 : 1) * stage.columns;
+  StagePlan plan = PlanStages(along_k, tuning, &p);
+  const bool single = p.pieces <= plan.clusters;
   // An odd multiple of 16 bytes: the rows fall into different banks.
   p.row_pitch = static_cast<int32_t>(CeilDiv(2 * p.k, 128) * 128 + 16);
   int32_t beside = 0;
@@ -551,21 +531,21 @@ Plan PlanRows(bool along_k, const StreamTuning& tuning, StreamParams* params) {
   if (!single) beside += kStreamWarps * p.m * (width + 4) * static_cast<int32_t>(sizeof(float));
   const auto owned = static_cast<int32_t>(CeilDiv(p.m, p.splits));
   beside += (p.splits - 1) * owned * width * static_cast<int32_t>(sizeof(float));
-  const int32_t one_stage = kStreamWarps * (kStageBytes + NormBytes(depth));
+  const int32_t one_stage = kStreamWarps * (kStageBytes + NormBytes(stage.depth));
   const int64_t fitting = (kMaxStreamShared - beside) / one_stage;
   // At least so many that they also hold the warps' sums.
   const int64_t least = CeilDiv(p.m * (width + 4) * sizeof(float), kStageBytes);
   p.stages = static_cast<int32_t>(std::max<int64_t>(
-      std::min<int64_t>({stages, tuning.stages, fitting, int64_t{kMaxStages}}), least));
-  return {clusters, p.stages * one_stage + beside};
+      std::min<int64_t>({plan.stages, tuning.stages, fitting, int64_t{kMaxStages}}), least));
+  plan.shared_bytes = p.stages * one_stage + beside;
+  return plan;
 }
 
 }  // namespace
 
 int32_t RowsTiles(const StreamParams& params, bool along_k) {
   StreamParams cut = params;
-  const int lines = params.activated != nullptr ? kLines / 2 : kLines;
-  return CutColumns(along_k ? lines : kLineItems, &cut);
+  return CutColumns(StageSizeOf(along_k, params.activated != nullptr).columns, &cut);
 }
 
 bool FitsStreamRows(StreamParams params, bool along_k, const StreamTuning& tuning) {
@@ -576,18 +556,9 @@ bool FitsStreamRows(StreamParams params, bool along_k, const StreamTuning& tunin
 
 int32_t LaunchStreamRows(StreamParams params, DType dtype, bool along_k, const StreamTuning& tuning,
                          Launches* launches) {
-  const Plan plan = PlanRows(along_k, tuning, &params);
+  const StagePlan plan = PlanRows(along_k, tuning, &params);
   params.places = plan.clusters;
-  Launch launch;
-  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(params, along_k)
-                                        : KernelFor<StreamF16>(params, along_k);
-  launch.grid[0] = static_cast<uint32_t>(plan.clusters * params.splits);
-  launch.block[0] = kStreamThreads;
-  launch.cluster = static_cast<uint32_t>(params.splits);
-  launch.shared_bytes = static_cast<uint32_t>(plan.shared_bytes);
-  launch.dependent = true;
-  SetParams(params, &launch);
-  launches->push_back(std::move(launch));
+  LaunchStages<RowsKernel>(plan, params, dtype, along_k, launches);
   return params.places;
 }
 

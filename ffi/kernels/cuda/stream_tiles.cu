@@ -4,7 +4,6 @@
 // first block's, both in order. The ring runs on from one tile to the next; a cluster makes one.
 #include <algorithm>
 
-#include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/stream_candidate.cuh"
 #include "ffi/kernels/cuda/stream_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
@@ -167,45 +166,27 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
 }
 
 template <typename T, bool kAlongK, bool kPair, bool kBest>
-const KernelInfo kTilesKernel = {
-    kAlongK ? "stream_along_k" : "stream_along_n", sizeof(StreamParams), nullptr,
-    reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair, kBest>)};
-
-template <typename T, bool kPair, bool kBest>
-const KernelInfo* KernelFor(bool along_k) {
-  return along_k ? &kTilesKernel<T, true, kPair, kBest> : &kTilesKernel<T, false, kPair, kBest>;
-}
-template <typename T>
-const KernelInfo* KernelFor(const StreamParams& p, bool along_k) {
-  if (p.activated != nullptr) return KernelFor<T, true, false>(along_k);
-  return p.candidates != nullptr ? KernelFor<T, false, true>(along_k)
-                                 : KernelFor<T, false, false>(along_k);
-}
-
-// What a launch needs beside `params`, which get their sizes from it.
-struct Plan {
-  int32_t clusters;
-  int32_t shared_bytes;
+struct TilesKernel {
+  static inline const KernelInfo kInfo = {
+      kAlongK ? "stream_along_k" : "stream_along_n", sizeof(StreamParams), nullptr,
+      reinterpret_cast<const void*>(&StreamTilesKernel<T, kAlongK, kPair, kBest>)};
 };
-Plan PlanTiles(bool along_k, const StreamTuning& tuning, StreamParams* params) {
+
+StagePlan PlanTiles(bool along_k, const StreamTuning& tuning, StreamParams* params) {
   StreamParams& p = *params;
+  StagePlan plan = PlanStages(along_k, tuning, &p);
   const bool pair = p.activated != nullptr;
-  const int side_lines = pair ? kLines / 2 : kLines;
-  const int columns = along_k ? side_lines : kLineItems, depth = along_k ? kLineItems : side_lines;
-  p.pieces = CutColumns(columns, &p);
-  const int share_step = ShareStep(along_k);
-  const int32_t clusters = ShareAmongBlocks(tuning, share_step, &p);
-  const int64_t share = CeilDiv(p.k, p.splits * share_step) * share_step;
-  const int64_t stages = CeilDiv(CeilDiv(share, depth), kStreamWarps) * CeilDiv(p.pieces, clusters);
-  const int64_t row = p.has_norm ? p.k : share;
+  const int64_t row = p.has_norm ? p.k : plan.share;
   p.row_pitch = static_cast<int32_t>(CeilDiv(2 * row, 128) * 128 + 16);
-  const int32_t sums = (pair ? 2 : 1) * columns * static_cast<int32_t>(sizeof(float));
+  const int32_t sums =
+      (pair ? 2 : 1) * StageSizeOf(along_k, pair).columns * static_cast<int32_t>(sizeof(float));
   const int32_t beside = (kStreamWarps + (p.splits > 1 ? p.splits : 0)) * sums + p.row_pitch;
   constexpr int32_t kOneStage = kStreamWarps * kStageBytes;
   const int64_t fitting = std::max((kMaxStreamShared - beside) / kOneStage, 1);
   p.stages = static_cast<int32_t>(
-      std::min<int64_t>({stages, tuning.stages, fitting, int64_t{kMaxStages}}));
-  return {clusters, p.stages * kOneStage + beside};
+      std::min<int64_t>({plan.stages, tuning.stages, fitting, int64_t{kMaxStages}}));
+  plan.shared_bytes = p.stages * kOneStage + beside;
+  return plan;
 }
 
 }  // namespace
@@ -216,19 +197,9 @@ bool FitsStreamTiles(StreamParams params, bool along_k, const StreamTuning& tuni
 
 int32_t LaunchStreamTiles(StreamParams params, DType dtype, bool along_k,
                           const StreamTuning& tuning, Launches* launches) {
-  const Plan plan = PlanTiles(along_k, tuning, &params);
-  const int columns = along_k ? kLines : kLineItems;  // where there is no pair
-  params.places = plan.clusters * columns / kWarp;
-  Launch launch;
-  launch.kernel = dtype == DType::kBF16 ? KernelFor<StreamBF16>(params, along_k)
-                                        : KernelFor<StreamF16>(params, along_k);
-  launch.grid[0] = static_cast<uint32_t>(plan.clusters * params.splits);
-  launch.block[0] = kStreamThreads;
-  launch.cluster = static_cast<uint32_t>(params.splits);
-  launch.shared_bytes = static_cast<uint32_t>(plan.shared_bytes);
-  launch.dependent = true;
-  SetParams(params, &launch);
-  launches->push_back(std::move(launch));
+  const StagePlan plan = PlanTiles(along_k, tuning, &params);
+  params.places = plan.clusters * StageSizeOf(along_k, false).columns / kWarp;  // never of a pair
+  LaunchStages<TilesKernel>(plan, params, dtype, along_k, launches);
   return params.places;
 }
 
