@@ -62,7 +62,7 @@ std::vector<std::vector<uint32_t>> GroupsOfBases(const Program& program,
                                                  const std::vector<PlannedGroup>& groups) {
   std::vector<std::vector<uint32_t>> of_base(program.bases.size());
   for (uint32_t g = 0; g < groups.size(); ++g) {
-    const uint32_t end = groups[g].first_node + groups[g].node_count;
+    const uint32_t end = std::max(groups[g].first_node + groups[g].node_count, groups[g].reads_to);
     for (uint32_t n = groups[g].first_node; n < end; ++n) {
       for (const auto* tensors : {&program.nodes[n].outs, &program.nodes[n].srcs}) {
         for (const TensorRef& t : *tensors) {
@@ -144,6 +144,7 @@ Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
       chunk.node_count += group.node_count;
       group.follows = MayDepend(chunk.launches, program_, program_.nodes[group.first_node]);
       for (size_t i = 0; i < emitted[g].size(); ++i) {
+        group.reads_to = std::max(group.reads_to, emitted[g][i].reads_to);
         Place(i > 0 || group.follows, &emitted[g][i]);
         chunk.launches.push_back(std::move(emitted[g][i]));
       }

@@ -27,7 +27,8 @@ struct PlannedGroup {
   uint32_t chunk = 0;
   uint32_t first_launch = 0;  // in the chunk
   uint32_t launch_count = 0;
-  bool follows = false;  // may its first launch be a dependent one?
+  uint32_t reads_to = 0;  // see Launch
+  bool follows = false;   // may its first launch be a dependent one?
 };
 
 // Where the launches of a plan come from, kept beside what was recorded of it: with it, the

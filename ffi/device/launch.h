@@ -37,7 +37,8 @@ struct Launch {
   uint32_t first_node = 0;          // the nodes that this launch covers: a fused group is a run
   uint32_t node_count = 0;          // 0: a copy node of the executor's own (slots)
   uint32_t region = 0, branch = 0;  // of the nodes covered
-  std::string params;               // kernel->param_bytes bytes
+  uint32_t reads_to = 0;  // addresses of nodes before this one are in it, if there are more
+  std::string params;     // kernel->param_bytes bytes
 
   template <typename P>
   void set_params(const P& p) {

@@ -166,9 +166,13 @@ Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool 
   const bool streams = args.s > 0 && FitsStreamKernel(args);
   if (streams && clusters && FitsDecodeKernel(args)) {
     const Workspace workspace = WorkspaceOf(resolved);
+    uint32_t reads_to = 0;
+    const WeightsAhead ahead = FindWeightsAhead(nodes, first, &reads_to);
+    const size_t before = launches->size();
     LaunchAttentionDecode(args, workspace,
                           FindEarlyCache(nodes, first, attention, args.form.position),
-                          SplitForDecode(args, workspace), launches);
+                          SplitForDecode(args, workspace), ahead, launches);
+    (*launches)[before].reads_to = reads_to;
     return Status::Ok();
   }
   if (!args.form.simple()) node.args.form = {};  // the other kernels run the program

@@ -11,6 +11,7 @@
 #include "ffi/kernels/cuda/expr_params.h"
 #include "ffi/kernels/cuda/fast_div.h"
 #include "ffi/kernels/cuda/launchers.h"
+#include "ffi/kernels/cuda/weights_ahead.h"
 
 namespace jaxgraph {
 
@@ -72,7 +73,7 @@ struct AttentionSplit {
 AttentionSplit SplitForDecode(const AttentionArgs& args, const Workspace& workspace);
 void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace,
                            const EarlyCache& early, const AttentionSplit& split,
-                           Launches* launches);
+                           const WeightsAhead& ahead, Launches* launches);
 // What `splits` blocks a KV head have left in a workspace, in rows of args.e + kPartRest floats.
 constexpr int kPartRest = 4;
 void LaunchAttentionCombine(const AttentionArgs& args, const Workspace& workspace, int32_t splits,

@@ -40,7 +40,9 @@ struct DecodePlan {
   uint8_t bound_is_position;      // one and the same tensor
   uint8_t vectors_out;            // 4 outputs can be stored at once
   uint8_t skips;                  // the cache before a window need not be read
-  uint8_t reserved[5];
+  uint8_t reserved;
+  uint32_t blocks;  // that attend; those behind them bring weights near
+  WeightsAhead ahead;
 };
 
 // Shared memory: what the warps have, [warp, query, column]; their peaks and totals; what comes
@@ -97,6 +99,21 @@ __device__ __noinline__ void SumOneByOne(const AttentionArgs& p, const char* q, 
   }
 }
 
+// The weights, by the blocks from `block` on, of `blocks` that do it.
+__device__ __noinline__ void AskForWeights(const WeightsAhead& ahead, uint32_t block,
+                                           uint32_t blocks) {
+  const int32_t all = ahead.matrices * ahead.parts * ahead.pieces;
+  for (int32_t i = threadIdx.x * blocks + block; i < all; i += blockDim.x * blocks) {
+    const int32_t piece = i / (ahead.matrices * ahead.parts);
+    const int32_t place = i - piece * (ahead.matrices * ahead.parts);
+    const int32_t part = place / ahead.matrices;
+    const char* const from = ahead.weights[place - part * ahead.matrices] +
+                             part * ahead.part_bytes + int64_t{piece} * kAheadPiece;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(kAheadPiece)
+                 : "memory");
+  }
+}
+
 // Does the chunk hold a row that an earlier launch may have written since it was read?
 __device__ __forceinline__ bool Holds(const RewrittenRows& rows, int first, int count) {
   if (rows.index == nullptr) return false;
@@ -117,6 +134,11 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kWidth == 64 ? 2 : 1)
   constexpr int kChunk = Shape<kWidth>::kChunk;
   constexpr int kUnitsOfHead = kWidth / 4;  // a unit: 4 columns
   asm volatile("griddepcontrol.launch_dependents;");
+  if (blockIdx.x >= plan.blocks) {
+    AskForWeights(plan.ahead, blockIdx.x - plan.blocks, gridDim.x - plan.blocks);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    return;
+  }
   extern __shared__ uint4 shared_memory[];
   char* const shared = reinterpret_cast<char*>(shared_memory);
   const AttentionArgs& p = plan.args;
@@ -354,6 +376,8 @@ bool HiddenWeighsNothing(const ScoreForm& form) {
 // Of a Hopper. Small launches have one block for each, so that the next launch's find room beside
 // them. A constant, not asked of the device: equal nodes must give equal launches.
 constexpr int64_t kMultiprocessors = 132;
+// So many blocks can bring weights near.
+constexpr int64_t kEnoughIdle = 32;
 
 }  // namespace
 
@@ -390,7 +414,7 @@ AttentionSplit SplitForDecode(const AttentionArgs& args, const Workspace& worksp
 
 void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace,
                            const EarlyCache& early, const AttentionSplit& split,
-                           Launches* launches) {
+                           const WeightsAhead& ahead, Launches* launches) {
   DecodePlan plan = {};
   plan.args = args;
   plan.early = early;
@@ -412,8 +436,15 @@ void LaunchAttentionDecode(const AttentionArgs& args, const Workspace& workspace
   Launch launch;
   launch.kernel = args.k_dtype == DType::kBF16 ? KernelFor<BF16Math>(args, split)
                                                : KernelFor<F16Math>(args, split);
-  launch.grid[0] =
-      static_cast<uint32_t>(static_cast<int64_t>(args.b0) * args.b1 * plan.pieces * plan.splits);
+  const int64_t blocks = int64_t{args.b0} * args.b1 * plan.pieces * plan.splits;
+  // Whole clusters, where multiprocessors are idle.
+  const int64_t idle = std::max(kMultiprocessors - blocks, int64_t{0}) / in_cluster * in_cluster;
+  plan.blocks = static_cast<uint32_t>(blocks);
+  launch.grid[0] = plan.blocks;
+  if (ahead.matrices > 0 && idle >= kEnoughIdle) {
+    plan.ahead = ahead;
+    launch.grid[0] += static_cast<uint32_t>(idle);
+  }
   launch.block[0] = static_cast<uint32_t>(plan.warps * kWarp);
   launch.cluster = static_cast<uint32_t>(in_cluster);
   launch.shared_bytes = args.d == 64 ? BlockLayout<64>(plan.warps, plan.heads, in_cluster).bytes

@@ -287,6 +287,52 @@ TEST(LaunchPlan, ScratchMemoryMovesWithTheArena) {
   EXPECT_EQ(scratch_of(changes[0].fresh), second.data() + placement.scratch());
 }
 
+// The first launch has the address of the last node's source in it, and says so or not.
+class LookingAheadEmitter final : public SlotlessEmitter {
+ public:
+  explicit LookingAheadEmitter(bool says_so) : says_so_(says_so) {}
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool,
+              std::vector<Launch>* launches, size_t* covered) const override {
+    *covered = 1;
+    Launch& launch = Add(launches, first, 1);
+    launch.set_params(nodes[first == 0 ? nodes.size() - 1 : first].srcs[0]);
+    if (first == 0 && says_so_) launch.reads_to = static_cast<uint32_t>(nodes.size());
+    return Status::Ok();
+  }
+
+ private:
+  const bool says_so_;
+};
+
+TEST(LaunchPlan, WhatLooksAheadIsMadeAnewWhereThatMoves) {
+  Program p;
+  p.arena_bytes = kSlice;
+  p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"), MakeBase(BaseKind::kOperand, 0, 4, "w")};
+  const TensorRef inside = Dense(DType::kF32, 0, 0, {1}), weights = Dense(DType::kF32, 1, 0, {1});
+  p.nodes = {MakeNode(Op::kExpr, {inside}, {inside}), MakeNode(Op::kExpr, {inside}, {inside}),
+             MakeNode(Op::kExpr, {inside}, {inside}), MakeNode(Op::kExpr, {inside}, {weights})};
+  const Placement placement(p, /*slots=*/false);
+  alignas(64) char memory[256];
+  for (const bool says_so : {true, false}) {
+    const LookingAheadEmitter emitter(says_so);
+    const Planner planner(emitter, p, placement);
+    std::vector<char*> addresses = {memory, memory + 64};
+    LaunchPlan plan;
+    ASSERT_TRUE(planner.Make({addresses, addresses}, &plan).ok());
+    addresses[1] = memory + 128;
+    std::vector<LaunchChange> changes;
+    bool same = false;
+    ASSERT_TRUE(planner.Remake({addresses, addresses}, {1}, &plan.index, &changes, &same).ok());
+    ASSERT_TRUE(same);
+    // With fusion the group in front is made anew, too.
+    ASSERT_EQ(changes.size(), says_so ? 3u : 2u);
+    EXPECT_EQ(changes[0].launch, says_so ? 0u : 2u);
+    const char* address = nullptr;
+    std::memcpy(&address, changes[0].fresh.params.data(), sizeof address);
+    EXPECT_EQ(address, says_so ? memory + 128 : memory);
+  }
+}
+
 TEST(LaunchPlan, EmissionThatBreaksItsPromiseIsRefused) {
   std::mt19937 random(4);
   const RunEmitter emitter;
