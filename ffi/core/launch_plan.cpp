@@ -197,6 +197,8 @@ Status Planner::Remake(const CallAddresses& addresses, const std::vector<uint32_
         emitter_.Emit(index->nodes_, group.first_node, program_.options.fusion, &fresh, &covered));
     if (covered != group.node_count || fresh.size() != group.launch_count) return Status::Ok();
     for (uint32_t i = 0; i < fresh.size(); ++i) {
+      // The index does not know that it looks so far.
+      if (fresh[i].reads_to > group.reads_to) return Status::Ok();
       Place(i > 0 || group.follows, &fresh[i]);
       changes->push_back({group.chunk, group.first_launch + i, std::move(fresh[i])});
     }

@@ -408,6 +408,11 @@ AttentionSplit SplitForDecode(const AttentionArgs& args, const Workspace& worksp
          split.blocks * split.warps < chunks) {
     split.blocks *= 2;
   }
+  // Twice as many blocks of half the warps find room beside those of the launch before.
+  if (narrow && split.warps == kMaxWarps && split.blocks > 1 && 2 * split.blocks <= most &&
+      2 * split.blocks * units <= kMultiprocessors) {
+    split = {2 * split.blocks, kMaxWarps / 2, false};
+  }
   split.warps = static_cast<int32_t>(std::min<int64_t>(split.warps, CeilDiv(chunks, split.blocks)));
   return split;
 }

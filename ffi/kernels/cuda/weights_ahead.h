@@ -13,7 +13,7 @@ namespace jaxgraph {
 
 constexpr int kMostAhead = 2;              // matrices
 constexpr int32_t kAheadPiece = 4096;      // bytes asked for at once
-constexpr int64_t kAheadBytes = 16 << 20;  // of all matrices
+constexpr int64_t kAheadBytes = 4 << 20;   // of all matrices
 
 // From each matrix some pieces at the beginning of each of its parts, so that all who share the
 // matrix among themselves find some of theirs.

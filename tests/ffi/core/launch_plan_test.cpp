@@ -333,6 +333,44 @@ TEST(LaunchPlan, WhatLooksAheadIsMadeAnewWhereThatMoves) {
   }
 }
 
+// The first launch has the address of the last node's source in it where that is aligned.
+class SometimesLookingAheadEmitter final : public SlotlessEmitter {
+ public:
+  Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool,
+              std::vector<Launch>* launches, size_t* covered) const override {
+    *covered = 1;
+    Launch& launch = Add(launches, first, 1);
+    const char* const last = nodes.back().srcs[0];
+    if (first > 0 || reinterpret_cast<uintptr_t>(last) % 64 != 0) return Status::Ok();
+    launch.set_params(last);
+    launch.reads_to = static_cast<uint32_t>(nodes.size());
+    return Status::Ok();
+  }
+};
+
+// A plan's index knows how far its launches look; one that would look further is planned anew.
+TEST(LaunchPlan, LookingFurtherThanBeforeIsPlannedAnew) {
+  Program p;
+  p.arena_bytes = kSlice;
+  p.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena"), MakeBase(BaseKind::kOperand, 0, 4, "w")};
+  const TensorRef inside = Dense(DType::kF32, 0, 0, {1}), weights = Dense(DType::kF32, 1, 0, {1});
+  p.nodes = {MakeNode(Op::kExpr, {inside}, {inside}), MakeNode(Op::kExpr, {inside}, {weights})};
+  const Placement placement(p, /*slots=*/false);
+  const SometimesLookingAheadEmitter emitter;
+  const Planner planner(emitter, p, placement);
+  alignas(64) char memory[256];
+  for (const bool further : {true, false}) {
+    std::vector<char*> addresses = {memory, memory + (further ? 68 : 64)};
+    LaunchPlan plan;
+    ASSERT_TRUE(planner.Make({addresses, addresses}, &plan).ok());
+    addresses[1] = memory + (further ? 128 : 132);
+    std::vector<LaunchChange> changes;
+    bool same = true;
+    ASSERT_TRUE(planner.Remake({addresses, addresses}, {1}, &plan.index, &changes, &same).ok());
+    EXPECT_EQ(same, !further);
+  }
+}
+
 TEST(LaunchPlan, EmissionThatBreaksItsPromiseIsRefused) {
   std::mt19937 random(4);
   const RunEmitter emitter;
