@@ -47,6 +47,13 @@ __device__ __forceinline__ void Send(uint32_t to, float v, uint32_t barrier) {
       "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void Send(uint32_t to, const float2& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
+      "f"(v.x), "f"(v.y), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ void Send(uint32_t to, const float4& v, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "

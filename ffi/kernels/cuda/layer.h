@@ -31,7 +31,7 @@ constexpr int kMaxLayerShared = 112 * 1024;
 struct LayerRow {
   const char* row;
   const char* added;   // null: none
-  const float* parts;  // [num_parts, size]
+  const float* parts;  // [num_parts], kMaxLayerRow apart
   const char* weight;  // null: none; no node writes it
   char* sum;           // where s is stored; null: nowhere
   uint32_t mean, eps;  // bits of floats: what the sum of squares is multiplied by, what is added
@@ -53,7 +53,7 @@ struct LayerAttentionParams {
   const char* index;                                 // of the row that is written, S32
   const char* position;                              // S32; no node writes it; null: none
   const float *cos, *sin;                            // of half a head
-  float* parts;                                      // [kv_heads, in.size]
+  float* parts;                                      // [kv_heads], kMaxLayerRow apart
   ScoreForm form;                                    // a simple one
   int32_t kv_heads, heads, width, rows;              // heads: of a KV head; rows: of the cache
   uint8_t drops;    // an index outside writes nothing; else it is clamped
@@ -64,7 +64,7 @@ struct LayerAttentionParams {
 struct LayerMlpParams {
   LayerRow in;
   LayerMatrix gate, up, down;
-  float* parts;  // [clusters, in.size]
+  float* parts;  // [clusters], kMaxLayerRow apart
   int32_t hidden, clusters;
   uint8_t silu_rounds, reserved[7];
 };

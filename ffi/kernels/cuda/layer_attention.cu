@@ -3,7 +3,8 @@
 //   1. Each block computes a few rows of the query, key and value products, rotates what it has and
 //      sends it to all.
 //   2. Positions are dealt out to the blocks and their warps, 16 at a time, as in
-//      attention_decode.cu; what a block has of the outputs it sends to all.
+//      attention_decode.cu. So are the outputs, in pieces: what a block has of a piece it sends to
+//      the block that gathers it, which sends the whole of it to all.
 //   3. Each block multiplies the outputs by its own rows of the output matrix.
 //
 // The weights and the first positions are on their way before the wait: of the cache no launch in
@@ -22,54 +23,58 @@ namespace {
 constexpr int kUnit = 16;   // positions of a warp at a time
 constexpr int kWidth = 64;  // elements of a head that a lane's loads reach
 static_assert(kMaxLayerWidth == kWidth);
+// Chunks of weights that a warp holds in registers.
+constexpr int kHeldWide = 5, kHeldOut = 3;
+// What is waited for, as offsets in shared memory.
+constexpr int kWeightsThere = kBarriers, kProjectionsSent = kBarriers + 8,
+              kPartsSent = kBarriers + 16, kOutputsSent = kBarriers + 24;
+static_assert(kOutputsSent + 8 == kBehindBarriers);
+// Every piece of four outputs has a thread and, in the block that gathers it, a warp.
+static_assert(kMaxLayerHeads * kMaxLayerWidth / 4 <= kLayerCluster * kLayerWarps);
 
-// A block's shared memory, in bytes, and its share. The projections come in quads: elements 2j and
-// 2j + 1 of a head and the two that they are rotated against; quads are dealt out to the blocks in
-// turn.
+// A block's shared memory, in bytes, and its share. The projections come in octets: elements 4j to
+// 4j + 3 of a head and the four that they are rotated against, 16 bytes; octets are dealt out to
+// the blocks in turn. So are the outputs, four columns of a query a piece, to those that gather
+// them.
 struct AttentionPlan {
   LayerAttentionParams p;
   RowsLayout wide, out;
   int32_t outputs;  // of the cluster
-  int32_t quads, own_quads, quads_of_head, warps;
-  int32_t pieces, sharers;  // what a block sends: pieces, each to as many blocks at once
-  int32_t part_floats;
-  int32_t row, angles, sums, by_warp, projected, warp_sums, peaks, parts, factors, attended,
-      barriers, bytes;
-  int32_t scales_only;  // all that is done to a score, but for the mask, is a multiplication
+  int32_t octets, own_octets, octets_of_head, warps, pieces;
+  int32_t row, angles, sums, projected, warp_sums, peaks, parts, part_peaks, attended, bytes;
   int32_t reserved = 0;
+  int32_t scales_only;  // all that is done to a score, but for the mask, is a multiplication
 
   explicit AttentionPlan(const LayerAttentionParams& params) : p(params) {
     scales_only = !p.form.divides && p.form.raw == DType::kF32 && p.form.scaled == DType::kF32 &&
                   p.form.masked == DType::kF32;
     outputs = p.heads * p.width;
-    quads_of_head = p.width / 4;
-    quads = (p.heads + 2) * quads_of_head;
-    own_quads = (quads + kLayerCluster - 1) / kLayerCluster;  // at most
+    octets_of_head = p.width / 8;
+    octets = (p.heads + 2) * octets_of_head;
+    own_octets = (octets + kLayerCluster - 1) / kLayerCluster;  // at most
     const int units = (p.rows + kUnit * kLayerCluster - 1) / (kUnit * kLayerCluster);
-    warps = std::min(units, kLayerWarps);
-    pieces = outputs / 4 + p.heads;
-    sharers = std::min(kLayerThreads / pieces, kLayerCluster);
-    part_floats = 4 * pieces;
-    wide = RowsLayout::Of(own_quads * 4, p.in.size);
+    warps = units > kLayerWarps / 2 ? kLayerWarps : kLayerWarps / 2;
+    pieces = outputs / 4;
+    wide = RowsLayout::Of(own_octets * 8, p.in.size);
     out = RowsLayout::Of(p.in.size / kLayerCluster, outputs);
+    wide.first = kBehindBarriers;
     out.first = wide.first + wide.bytes();
     row = out.first + out.bytes();
     angles = row + wide.chunks * 64;
     sums = angles + RoundUp(p.width * 4, 16);
-    by_warp = sums + std::max(wide.sum_bytes(), out.sum_bytes());
-    projected = by_warp + kLayerWarps * 4;
+    projected = sums + std::max(wide.sum_bytes(), out.sum_bytes());
     warp_sums = projected + RoundUp((p.heads + 2) * p.width * 2, 16);
     peaks = warp_sums + warps * outputs * 4;
+    const int own_pieces = (pieces + kLayerCluster - 1) / kLayerCluster;  // at most
     parts = peaks + kLayerWarps * kMaxLayerHeads * 8;
-    factors = parts + kLayerCluster * pieces * 16;
-    attended = factors + kMaxLayerHeads * (kLayerCluster * 4 + 8);  // and peaks and totals
-    barriers = attended + out.chunks * 64;
-    bytes = barriers + 32;
+    part_peaks = parts + own_pieces * kLayerCluster * 16;
+    attended = part_peaks + own_pieces * kLayerCluster * 8;
+    bytes = attended + out.chunks * 64;
   }
-  // Every piece has a thread, and so has every quad that is sent to one block.
+  // Every octet has a thread for each block that it is sent to.
   bool fits() const {
-    return sharers >= 1 && own_quads * kLayerCluster <= kLayerThreads && wide.fits() &&
-           out.fits() && bytes <= kMaxLayerShared;
+    return own_octets * kLayerCluster <= kLayerThreads && wide.fits() && out.fits() &&
+           bytes <= kMaxLayerShared;
   }
 };
 
@@ -82,6 +87,30 @@ __device__ __forceinline__ float SimpleScore(const ScoreForm& form, float raw, b
   const float scaled = RoundTo(form.scaled, form.divides ? x / factor : x * factor);
   return RoundTo(form.masked, visible ? scaled : __uint_as_float(form.fill));
 }
+
+// Where elements [first, first + 4) of a head, first a multiple of four, lie among its octets, in
+// bytes.
+__device__ __forceinline__ int PlaceInHead(int first, int half) {
+  return 4 * first + (first < half ? 0 : 8 - 4 * half);
+}
+// Elements [first, first + 8) of projected heads.
+struct EightOfHead {
+  int low, high;  // where four of them lie
+  bool inside;
+
+  __device__ __forceinline__ EightOfHead(int first, int width)
+      : low(PlaceInHead(first, width / 2)),
+        high(PlaceInHead(first + 4, width / 2)),
+        inside(first < width) {}
+  __device__ __forceinline__ uint4 Load(const char* head) const {
+    uint2 a = {}, b = {};
+    if (inside) {
+      a = *reinterpret_cast<const uint2*>(head + low);
+      b = *reinterpret_cast<const uint2*>(head + high);
+    }
+    return {a.x, a.y, b.x, b.y};
+  }
+};
 
 // What a warp has of 16 positions. Keys [i][block]: positions lane / 4 and 8 below, 8 neighbours
 // along the head of 32. Values [i]: positions lane % 4 * 2, the next, and the two 8 below, 8
@@ -118,23 +147,18 @@ struct Positions {
     }
   }
   // Puts in the row that is written at `written`.
-  __device__ __forceinline__ void Replace(const char* key, const char* value, int first,
-                                          int written, int width) {
+  __device__ __forceinline__ void Replace(const uint4 (&key)[kWidth / 32], const uint4& value,
+                                          int first, int written) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (first + KeyPosition(i) != written) continue;
 #pragma unroll
       for (int b = 0; b < kWidth / 32; ++b) {
-        if (KeyElement(b) < width) {
-          keys[i][b] = *reinterpret_cast<const uint4*>(key + 2 * KeyElement(b));
-        }
+        if (first + KeyPosition(i) == written) keys[i][b] = key[b];
       }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (first + ValuePosition(i) == written && ValueElement() < width) {
-        values[i] = *reinterpret_cast<const uint4*>(value + 2 * ValueElement());
-      }
+      if (first + ValuePosition(i) == written) values[i] = value;
     }
   }
 };
@@ -153,34 +177,36 @@ __device__ __noinline__ float OneByOne(const LayerAttentionParams& p, int head, 
   };
   const char* const query = projected + 2 * h * p.width;
   const char* const new_key = projected + 2 * p.heads * p.width;
+  const char* const new_value = new_key + 2 * p.width;
+  const auto place = [&](int i) { return PlaceInHead(i & ~3, p.width / 2) + i % 4 * 2; };
   float sum = 0;
   for (int s = 0; s < end; ++s) {
-    const char* const key = s == written ? new_key : p.keys + head * p.key_head + s * p.key_row;
-    const char* const value =
-        s == written ? new_key + 2 * p.width : p.values + head * p.value_head + s * p.value_row;
+    const bool is_new = s == written;
+    const char* const key = is_new ? new_key : p.keys + head * p.key_head + s * p.key_row;
+    const char* const value = is_new ? new_value : p.values + head * p.value_head + s * p.value_row;
     float raw = 0;
-    for (int d = 0; d < p.width; ++d) raw = fmaf(element(query + 2 * d), element(key + 2 * d), raw);
+    for (int d = 0; d < p.width; ++d) {
+      raw = fmaf(element(query + place(d)), element(key + (is_new ? place(d) : 2 * d)), raw);
+    }
     const float weight = __expf(SimpleScore(p.form, raw, s <= last) - PeakOrZero(peak));
-    sum = fmaf(weight, element(value + 2 * e), sum);
+    sum = fmaf(weight, element(value + (is_new ? place(e) : 2 * e)), sum);
   }
   return sum / total;
 }
 
-// What the warps, at most kWarps, have of 4 columns of a query or, not `is_sum`, its peak and
-// total.
+// What the warps have of 4 columns of a query, and its peak and total.
+struct Piece {
+  float4 sum;
+  float2 peak;  // and total
+};
 template <int kWarps>
-__device__ __forceinline__ float4 CombineWarps(const AttentionPlan& plan, const float2* peaks,
-                                               const float* sums, bool is_sum) {
+__device__ __forceinline__ Piece CombineWarps(const float2* peaks, const float* sums, int outputs) {
   float2 of_warp[kWarps];
   float4 sum[kWarps];
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    of_warp[w] = {-INFINITY, 0};
-    sum[w] = {};
-    if (w < plan.warps) of_warp[w] = peaks[w * kMaxLayerHeads];
-    if (w < plan.warps && is_sum) {
-      sum[w] = *reinterpret_cast<const float4*>(sums + w * plan.outputs);
-    }
+    of_warp[w] = peaks[w * kMaxLayerHeads];
+    sum[w] = *reinterpret_cast<const float4*>(sums + w * outputs);
   }
   float peak = of_warp[0].x;
 #pragma unroll
@@ -194,7 +220,14 @@ __device__ __forceinline__ float4 CombineWarps(const AttentionPlan& plan, const 
     all = {all.x + scale * sum[w].x, all.y + scale * sum[w].y, all.z + scale * sum[w].z,
            all.w + scale * sum[w].w};
   }
-  return is_sum ? all : float4{peak, total, 0, 0};
+  return {all, {peak, total}};
+}
+
+// The largest of a warp, no NaN among them: integers that are ordered as the numbers are have an
+// instruction for it.
+__device__ __forceinline__ float LargestOfWarp(float x) {
+  const auto flip = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(flip(__reduce_max_sync(kAllLanes, flip(__float_as_int(x)))));
 }
 
 #endif
@@ -212,30 +245,34 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   float* const warp_sums = reinterpret_cast<float*>(shared + plan.warp_sums);
   float2* const peaks = reinterpret_cast<float2*>(shared + plan.peaks);  // and totals
   float* const parts = reinterpret_cast<float*>(shared + plan.parts);
-  float* const factors = reinterpret_cast<float*>(shared + plan.factors);
-  // The cluster's peaks and totals; not in `peaks`, where other warps may still read for others.
-  float2* const totals = reinterpret_cast<float2*>(factors + kMaxLayerHeads * kLayerCluster);
+  float2* const part_peaks = reinterpret_cast<float2*>(shared + plan.part_peaks);
   char* const projected = shared + plan.projected;
-  const uint32_t weights_there = SharedAddress(shared + plan.barriers);
-  const uint32_t sent = weights_there + 8, all_sent = weights_there + 16;
-  const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
+  const uint32_t weights_there = SharedAddress(shared + kWeightsThere);
+  const uint32_t projections_sent = SharedAddress(shared + kProjectionsSent);
+  const uint32_t parts_sent = SharedAddress(shared + kPartsSent);
+  const uint32_t outputs_sent = SharedAddress(shared + kOutputsSent);
+  const int thread = threadIdx.x, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int rank = blockIdx.x % kLayerCluster, head = blockIdx.x / kLayerCluster;
-  const int half = p.width / 2, part_floats = plan.part_floats;
+  const int half = p.width / 2;
 
   // Everything that is there already.
   if (warp == kLayerWarps - 1) {  // which has positions to fetch in long caches alone
-    const int owned = (plan.quads - rank + kLayerCluster - 1) / kLayerCluster * 4;
+    const int owned = (plan.octets - rank + kLayerCluster - 1) / kLayerCluster * 8;
     if (lane == 0) {
       ExpectFromCluster(weights_there, 2 * (owned * p.in.size + plan.out.rows * plan.outputs));
-      ExpectFromCluster(sent, 2 * (p.heads + 2) * p.width);
-      ExpectFromCluster(all_sent, kLayerCluster * part_floats * 4);
+      ExpectFromCluster(projections_sent, 2 * (p.heads + 2) * p.width);
+      const int own_pieces = (plan.pieces - rank + kLayerCluster - 1) / kLayerCluster;
+      ExpectFromCluster(parts_sent, own_pieces * kLayerCluster * 24);
+      ExpectFromCluster(outputs_sent, 2 * plan.outputs);
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncwarp();
     const uint64_t policy = ReadOncePolicy();
     for (int i = lane; i < owned; i += kWarp) {
-      const int quad = rank + i / 4 * kLayerCluster, h = quad / plan.quads_of_head;
-      const int element = (quad - h * plan.quads_of_head) * 2 + i % 2 + i % 4 / 2 * half;
+      // Two of an octet, the two that they are rotated against, and the same of the next two.
+      const int octet = rank + i / 8 * kLayerCluster, h = octet / plan.octets_of_head;
+      const int element =
+          (octet - h * plan.octets_of_head) * 4 + i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * half;
       const LayerMatrix& m = h < p.heads ? p.query : h == p.heads ? p.key : p.value;
       const int64_t row = (h < p.heads ? head * p.heads + h : head) * p.width + element;
       FetchRow(shared + plan.wide.first + i * plan.wide.pitch, m.weights + row * m.pitch, p.in.size,
@@ -249,9 +286,9 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     }
   }
   ArriveInCluster();
-  const uint2 weight = LoadWeight<Math>(p.in);
+  const RowNorm<Math, kMaxLayerClusters> norm(p.in);
   for (int i = plan.outputs + thread; i < plan.out.chunks * kChunk; i += kLayerThreads) {
-    *reinterpret_cast<uint16_t*>(shared + plan.attended + PlaceOfElement(i)) = 0;
+    *reinterpret_cast<uint16_t*>(shared + plan.attended + 2 * i) = 0;
   }
   int last = INT_MAX, end = p.rows;  // the last position that is seen; behind `end` nothing is read
   if (p.position != nullptr) {
@@ -265,31 +302,24 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   Positions positions;
   positions.Load(keys, p.key_row, values, p.value_row, first, end, p.width);
 
-  RowProduct wide(plan.wide, shared, plan.row, plan.sums);
-  RowProduct out(plan.out, shared, plan.attended, plan.sums);
-  // The quad that this thread sends, and where to.
-  const int own = thread / kLayerCluster, to = thread % kLayerCluster;
-  const int quad = rank + own * kLayerCluster;
-  int of_head = quad / plan.quads_of_head;
-  int element = (quad - of_head * plan.quads_of_head) * 2;
-  uint32_t place = InBlock(to, SharedAddress(projected + 2 * (of_head * p.width + element)));
-  uint32_t counter = InBlock(to, sent);
-  // The piece of the outputs, and the first of the blocks.
-  int sharer = thread / plan.pieces;
-  const int piece = thread - sharer * plan.pieces;
-  const bool is_sum = piece < plan.outputs / 4;
-  int piece_head = is_sum ? 4 * piece / p.width : piece - plan.outputs / 4;
-  int output_head = thread / p.width;
-  float* part = p.parts + int64_t{head} * p.in.size + rank * plan.out.rows + thread;
-  for (int* const value : {&of_head, &element, &sharer, &piece_head, &output_head}) {
-    ComputeNow(*value);
-  }
-  ComputeNow(place);
-  ComputeNow(counter);
+  RowProduct<kHeldWide> wide(plan.wide, shared, plan.row, plan.sums);
+  // All that this thread sends goes to one block: an octet, half of which it computes, a piece of
+  // this block's outputs, and one that this warp gathers.
+  const int to = threadIdx.x % kLayerCluster, own = threadIdx.x / kLayerCluster;
+  const int octet = rank + own * kLayerCluster;
+  int of_head = octet / plan.octets_of_head;
+  int element = (octet - of_head * plan.octets_of_head) * 4 + threadIdx.x % 2 * 2;
+  int piece_head = 4 * thread / p.width;
+  const int own_piece = warp * kLayerCluster + rank;
+  uint32_t there = InBlock(to, SharedAddress(shared));
+  float* part = p.parts + head * kMaxLayerRow + rank * plan.out.rows + thread;
+  for (int* const value : {&of_head, &element, &piece_head}) ComputeNow(*value);
+  ComputeNow(there);
   ComputeNow(part);
   wide.ComputeNow();
-  out.ComputeNow();
   WaitForCluster();
+  WaitForBytes(weights_there, 0);
+  wide.Hold();
   WaitForLaunchBefore();
 
   // 1.
@@ -298,16 +328,16 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   if (thread < p.width) {
     angle = LoadFresh<float>(thread < half ? p.cos + thread : p.sin + thread - half);
   }
-  BringNorm<Math, kMaxLayerClusters>(p.in, weight, blockIdx.x == gridDim.x - 1, shared + plan.row,
-                                     reinterpret_cast<float*>(shared + plan.by_warp));
+  norm.Bring(blockIdx.x == gridDim.x - 1, shared, shared + plan.row);
   if (thread < p.width) angles[thread] = angle;
-  WaitForBytes(weights_there, 0);
   wide.Run<Math>();
   __syncthreads();
-  if (quad < plan.quads && own < plan.own_quads) {
-    const float4 sum = SumOf<float4>(plan.wide, sums, 4 * own);
-    const float2 low = Widened<Math>(Math::NarrowPair(sum.x, sum.y));
-    const float2 high = Widened<Math>(Math::NarrowPair(sum.z, sum.w));
+  float low_pair = 0, high_pair = 0;
+  if (octet < plan.octets) {
+    float4 sum[1];
+    SumsOf(plan.wide, sums, own * 8 + threadIdx.x % 2 * 4, sum);
+    const float2 low = Widened<Math>(Math::NarrowPair(sum[0].x, sum[0].y));
+    const float2 high = Widened<Math>(Math::NarrowPair(sum[0].z, sum[0].w));
     float a[2] = {low.x, low.y}, b[2] = {high.x, high.y};
     if (of_head <= p.heads) {
 #pragma unroll
@@ -318,33 +348,41 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
         b[n] = __fadd_rn(__fmul_rn(y, cos), __fmul_rn(x, sin));
       }
     }
-    Send(place, __uint_as_float(Math::NarrowPair(a[0], a[1])), counter);
-    Send(place + 2 * half, __uint_as_float(Math::NarrowPair(b[0], b[1])), counter);
+    low_pair = __uint_as_float(Math::NarrowPair(a[0], a[1]));
+    high_pair = __uint_as_float(Math::NarrowPair(b[0], b[1]));
+  }
+  const float2 low = WordsOfTwo(low_pair), high = WordsOfTwo(high_pair);
+  if (octet < plan.octets) {
+    Send(there + plan.projected + 16 * octet, float4{low.x, low.y, high.x, high.y},
+         there + kProjectionsSent);
   }
   if (p.drops && (written < 0 || written >= p.rows)) written = -1;
   if (!p.drops) written = max(min(written, p.rows - 1), 0);
+  ComputeNow(written);
   const char* const new_key = projected + 2 * plan.outputs;
   const char* const new_value = new_key + 2 * p.width;
-  WaitForClusterBytes(sent);
+  EightOfHead of_key[] = {{Positions::KeyElement(0), p.width}, {Positions::KeyElement(1), p.width}};
+  EightOfHead of_value(Positions::ValueElement(), p.width);
+  // Queries that there are none of make columns that nobody reads.
+  int query = plan.projected + 2 * min(FirstRow(), p.heads - 1) * p.width;
+  for (EightOfHead* const eight : {&of_key[0], &of_key[1], &of_value}) {
+    ComputeNow(eight->low);
+    ComputeNow(eight->high);
+  }
+  ComputeNow(query);
+  WaitForClusterBytes(projections_sent);
 
   // 2.
   if (warp < plan.warps) {
-    uint4 queries[kWidth / 32];
-#pragma unroll
-    for (int b = 0; b < kWidth / 32; ++b) {
-      const int at = Positions::KeyElement(b);
-      queries[b] = {};
-      if (FirstRow() < p.heads && at < p.width) {
-        queries[b] = *reinterpret_cast<const uint4*>(projected + 2 * (FirstRow() * p.width + at));
-      }
-    }
+    const uint4 queries[] = {of_key[0].Load(shared + query), of_key[1].Load(shared + query)};
     // Of queries FirstHead() and the next. mine[word]: of the column 8 FirstRow() + 2 word: the two
     // queries; then of the next column.
     Softmax softmax;
     float mine[4][4] = {}, total[2] = {};
     if (first < end) {
       if (written >= first && written < first + kUnit) {
-        positions.Replace(new_key, new_value, first, written, p.width);
+        const uint4 key[] = {of_key[0].Load(new_key), of_key[1].Load(new_key)};
+        positions.Replace(key, of_value.Load(new_value), first, written);
       }
       float products[2][4] = {};
 #pragma unroll
@@ -371,8 +409,7 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
       ForEach(scores, [&](float& x, int row, int) {
         if (first + row + FirstRow() >= end) x = -INFINITY;
       });
-      float unused[2];
-      softmax.Weigh(scores, unused);
+      softmax.WeighFirst(scores);
 #pragma unroll
       for (int j = 0; j < 2; ++j) total[j] = softmax.Total(j);
       const SplitWeights split[2] = {Split<Math>(scores[0]), Split<Math>(scores[1])};
@@ -404,19 +441,15 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     }
   }
   __syncthreads();
-  // Each block's sums, peaks and totals to all: 4 columns of a query, or its peak and total.
-  if (sharer < plan.sharers) {
-    float4 all;
-    if (plan.warps > 4) {
-      all = CombineWarps<8>(plan, peaks + piece_head, warp_sums + 4 * piece, is_sum);
-    } else {
-      all = CombineWarps<4>(plan, peaks + piece_head, warp_sums + 4 * piece, is_sum);
-    }
-    const uint32_t there = SharedAddress(parts + rank * part_floats + 4 * piece);
-    for (int i = sharer; i < kLayerCluster; i += plan.sharers) {
-      const int block = (i + rank) % kLayerCluster;
-      Send(InBlock(block, there), all, InBlock(block, all_sent));
-    }
+  // Each block's sums, peaks and totals to those that gather them.
+  if (thread < plan.pieces) {
+    const float2* const of_query = peaks + piece_head;
+    const float* const of_piece = warp_sums + 4 * thread;
+    const Piece piece = plan.warps == kLayerWarps
+                            ? CombineWarps<kLayerWarps>(of_query, of_piece, plan.outputs)
+                            : CombineWarps<kLayerWarps / 2>(of_query, of_piece, plan.outputs);
+    Send(there + plan.part_peaks + 8 * octet, piece.peak, there + kPartsSent);
+    Send(there + plan.parts + 16 * octet, piece.sum, there + kPartsSent);
   }
   // Meanwhile the cache gets its row.
   if (rank == kLayerCluster - 1 && written >= 0 && thread < p.width / 4) {
@@ -424,59 +457,58 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     const int at = 16 * (is_key ? thread : thread - p.width / 8);
     char* const row = is_key ? p.keys + head * p.key_head + written * p.key_row
                              : p.values + head * p.value_head + written * p.value_row;
-    StoreEight(row + at, LoadEight((is_key ? new_key : new_value) + at));
+    StoreEight(row + at, {EightOfHead(at / 2, p.width).Load(is_key ? new_key : new_value)});
   }
-  WaitForClusterBytes(all_sent);
-  if (warp < p.heads) {
-    const float* const of_block = parts + lane % kLayerCluster * part_floats + plan.outputs;
-    const float2 mine = *reinterpret_cast<const float2*>(of_block + 4 * warp);
-    float peak = mine.x;
+  RowProduct<kHeldOut> out(plan.out, shared, plan.attended, plan.sums);
+  out.ComputeNow();
+  out.Hold();
+  if (own_piece < plan.pieces) {
+    WaitForClusterBytes(parts_sent);
+    const int slot = warp * kLayerCluster + to;
+    const float2 peak_of_block = part_peaks[slot];
+    const float4 sum_of_block = *reinterpret_cast<const float4*>(parts + 4 * slot);
+    const float peak = LargestOfWarp(peak_of_block.x);
+    const float scale = __expf(peak_of_block.x - peak);  // NaN where no query sees anything
+    float sum[] = {scale * sum_of_block.x, scale * sum_of_block.y, scale * sum_of_block.z,
+                   scale * sum_of_block.w, scale * peak_of_block.y};
 #pragma unroll
     for (int o = kLayerCluster / 2; o > 0; o /= 2) {
-      peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, o));
+#pragma unroll
+      for (float& x : sum) x += __shfl_xor_sync(kAllLanes, x, o);
     }
-    const float scale = __expf(mine.x - peak);  // NaN where no query sees anything
-    float total = scale * mine.y;
+    float output[4];
+    bool finite = true;
 #pragma unroll
-    for (int o = kLayerCluster / 2; o > 0; o /= 2) {
-      total += __shfl_xor_sync(kAllLanes, total, o);
+    for (int i = 0; i < 4; ++i) {
+      output[i] = __fdividef(sum[i], sum[4]);
+      finite = finite && output[i] == output[i];
+    }
+    if (!finite) {
+      const float again =
+          OneByOne<Math>(p, head, 4 * own_piece + lane % 4, SharedAddress(projected), last, end,
+                         written, peak, sum[4]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float one = __shfl_sync(kAllLanes, again, i);
+        if (output[i] != output[i]) output[i] = one;
+      }
     }
     if (lane < kLayerCluster) {
-      factors[warp * kLayerCluster + lane] = __fdividef(scale, total);
+      Send(there + plan.attended + 8 * own_piece,
+           float2{__uint_as_float(Math::NarrowPair(output[0], output[1])),
+                  __uint_as_float(Math::NarrowPair(output[2], output[3]))},
+           there + kOutputsSent);
     }
-    if (lane == 0) totals[warp] = {peak, total};
   }
-  __syncthreads();
-  for (int i = thread, h = output_head; i < plan.outputs; i += kLayerThreads) {
-    if (i >= kLayerThreads) h = i / p.width;
-    float part[kLayerCluster];
-#pragma unroll
-    for (int r = 0; r < kLayerCluster; ++r) part[r] = parts[r * part_floats + i];
-    const float4* const factor = reinterpret_cast<const float4*>(factors + h * kLayerCluster);
-    float sum[4] = {};
-#pragma unroll
-    for (int r = 0; r < kLayerCluster; r += 4) {
-      const float4 f = factor[r / 4];
-      sum[0] = fmaf(f.x, part[r], sum[0]);
-      sum[1] = fmaf(f.y, part[r + 1], sum[1]);
-      sum[2] = fmaf(f.z, part[r + 2], sum[2]);
-      sum[3] = fmaf(f.w, part[r + 3], sum[3]);
-    }
-    float output = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    if (output != output) {
-      output = OneByOne<Math>(p, head, i, SharedAddress(projected), last, end, written, totals[h].x,
-                              totals[h].y);
-    }
-    *reinterpret_cast<uint16_t*>(shared + plan.attended + PlaceOfElement(i)) =
-        static_cast<uint16_t>(Math::NarrowPair(output, 0));
-  }
-  __syncthreads();
+  WaitForClusterBytes(outputs_sent);
 
   // 3.
   out.Run<Math>();
   __syncthreads();
   if (thread < plan.out.rows) {
-    *part = SumOf<float>(plan.out, sums, thread);
+    float sum[1];
+    SumsOf(plan.out, sums, thread, sum);
+    __stcg(part, sum[0]);
   }
 #endif
 }

@@ -13,13 +13,22 @@ constexpr int kLayerWarps = 8;
 constexpr int kLayerThreads = kLayerWarps * kWarp;
 constexpr int kChunk = 32;  // elements along k that a lane's 16 bytes are a quarter of
 
+// A block's shared memory begins with what every block has, whose addresses need no looking up: the
+// warps' sums of squares, and barriers.
+constexpr int kBarriers = 4 * kLayerWarps;
+constexpr int kMaxBarriers = 4;
+constexpr int kBehindBarriers = kBarriers + 8 * kMaxBarriers;
+
+constexpr int kSumsOfSplit = 16 * kLayerWarps;  // floats: of as many tiles as there are warps
+
 constexpr int RoundUp(int n, int unit) { return (n + unit - 1) / unit * unit; }
 constexpr int ChunksOf(int k) { return (k + kChunk - 1) / kChunk; }
 
 // Rows of weights in shared memory, and how the warps share their products with one row: tiles of
 // 16 rows are dealt out; where they are few, k is shared as well.
 struct RowsLayout {
-  int32_t first = 0, pitch = 0, rows = 0, chunks = 0, tiles = 0, splits = 0;
+  int32_t first = 0, pitch = 0, rows = 0, chunks = 0, tiles = 0;
+  int32_t splits = 0, shift = 0, of_split = 0;  // 1 << shift splits of so many chunks
   // The lanes that read at once read two rows, 64 bytes of each, from all banks.
   static RowsLayout Of(int rows, int k) {
     RowsLayout at;
@@ -27,28 +36,36 @@ struct RowsLayout {
     at.chunks = ChunksOf(k);
     at.pitch = at.chunks * 64 + (at.chunks % 2 == 0 ? 64 : 0);
     at.tiles = (rows + 15) / 16;
-    at.splits = std::max(1, kLayerWarps / at.tiles);
+    static_assert(kLayerWarps == 8);
+    at.shift = at.tiles > 4 ? 0 : at.tiles > 2 ? 1 : at.tiles > 1 ? 2 : 3;
+    at.splits = 1 << at.shift;
+    at.of_split = (at.chunks + at.splits - 1) / at.splits;
     return at;
   }
   int bytes() const { return rows * pitch; }
-  int sum_bytes() const { return splits * tiles * 64; }
+  int sum_bytes() const { return splits * kSumsOfSplit * 4; }
   // Every tile has a warp.
   bool fits() const { return tiles <= kLayerWarps; }
 };
 
 #if __CUDA_ARCH__ >= 900
 
-// Where a word of a row lies in shared memory, in bytes, and one of its two elements.
-__device__ __forceinline__ int PlaceOfWord(uint32_t w) { return 4 * w; }
-__device__ __forceinline__ int PlaceOfElement(uint32_t i) { return PlaceOfWord(i / 2) + i % 2 * 2; }
+// The words that a lane and its neighbour have, in the order of the lanes.
+__device__ __forceinline__ float2 WordsOfTwo(float word) {
+  const float next = __shfl_xor_sync(kAllLanes, word, 1);
+  return threadIdx.x % 2 == 0 ? float2{word, next} : float2{next, word};
+}
 
-// Has a value computed here, before the wait, when there is time. The compiler would rather do it
+// Has a value computed here, before a wait, when there is time. The compiler would rather do it
 // where the value is used.
 template <typename I>
 __device__ __forceinline__ void ComputeNow(I& value) {
   asm volatile("" : "+r"(value));
 }
-__device__ __forceinline__ void ComputeNow(float*& value) { asm volatile("" : "+l"(value)); }
+template <typename T>
+__device__ __forceinline__ void ComputeNow(T*& value) {
+  asm volatile("" : "+l"(value));
+}
 
 // Asks for k elements of a row of weights, which the barrier will announce; what is behind them, up
 // to a whole chunk, is made zero.
@@ -58,22 +75,16 @@ __device__ __forceinline__ void FetchRow(char* to, const char* from, int k, int 
   for (int c = k / 8; c < chunks * 4; ++c) StoreEight(to + 16 * c, {});
 }
 
-// Where there is none, ones: they change no bit.
-template <typename Math>
-__device__ __forceinline__ uint2 LoadWeight(const LayerRow& p) {
-  const uint32_t ones = Math::NarrowPair(1.0f, 1.0f);
-  uint2 weight = {ones, ones};
-  const int at = 4 * static_cast<int>(threadIdx.x);
-  if (p.weight != nullptr && at < p.size) {
-    weight = *reinterpret_cast<const uint2*>(p.weight + 2 * at);
-  }
-  return weight;
-}
-
 // Not through the first-level cache: an earlier launch on this multiprocessor has read the place.
 template <typename V>
 __device__ __forceinline__ V LoadFresh(const void* from) {
   return __ldcg(static_cast<const V*>(from));
+}
+// The same of 8 bytes, asked for right here: the compiler would put it off until they are used.
+__device__ __forceinline__ uint2 LoadFreshNow(const char* from) {
+  uint2 v;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+  return v;
 }
 
 __device__ __forceinline__ float Add(float a, float b) { return a + b; }
@@ -98,143 +109,213 @@ __device__ __forceinline__ void RoundAll(float (&x)[4]) {
   SetAll<Math>({Math::NarrowPair(x[0], x[1]), Math::NarrowPair(x[2], x[3])}, x);
 }
 
-// Brings the norm into shared memory, where the block's threads meet. Every block computes it;
-// `stores`: this one stores the sum. At most kParts parts.
-template <typename Math, int kParts>
-__device__ __forceinline__ void BringNorm(const LayerRow& p, const uint2& weight, bool stores,
-                                          char* to, float* by_warp) {
-  const int at = 4 * static_cast<int>(threadIdx.x);
-  float x[4] = {};
-  if (at < p.size) {
-    uint2 row = LoadFresh<uint2>(p.row + 2 * at), added = {};
-    float4 part[kParts];
-    if (p.added != nullptr) added = LoadFresh<uint2>(p.added + 2 * at);
+// The sum of `count` parts, kLow to kHigh, in order. They are asked for together, without a
+// condition for each, so every number of them has code of its own.
+template <int kLow, int kHigh>
+__device__ __forceinline__ float4 SumOfParts(const float* parts, int count) {
+  if constexpr (kLow < kHigh) {
+    constexpr int kMiddle = (kLow + kHigh) / 2;
+    return count <= kMiddle ? SumOfParts<kLow, kMiddle>(parts, count)
+                            : SumOfParts<kMiddle + 1, kHigh>(parts, count);
+  } else {
+    float4 part[kLow];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      if (i < p.num_parts) part[i] = LoadFresh<float4>(p.parts + int64_t{i} * p.size + at);
-    }
-    SetAll<Math>(row, x);
-    float y[4];
-    SetAll<Math>(added, y);
-    if (p.num_parts > 0) {
-      float4 sum = part[0];
+    for (int i = 0; i < kLow; ++i) part[i] = LoadFresh<float4>(parts + i * kMaxLayerRow);
 #pragma unroll
-      for (int i = 1; i < kParts; ++i) {
-        if (i < p.num_parts) sum = Add(sum, part[i]);
-      }
-      SetAll<Math>({Math::NarrowPair(sum.x, sum.y), Math::NarrowPair(sum.z, sum.w)}, y);
-    }
-    if (p.num_parts > 0 || p.added != nullptr) {
-      row = {Math::NarrowPair(x[0] + y[0], x[1] + y[1]),
-             Math::NarrowPair(x[2] + y[2], x[3] + y[3])};
-      SetAll<Math>(row, x);
-      if (stores && p.sum != nullptr) *reinterpret_cast<uint2*>(p.sum + 2 * at) = row;
-    }
+    for (int i = 1; i < kLow; ++i) part[0] = Add(part[0], part[i]);
+    return part[0];
   }
-  const float squares = SumOfWarp((x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]));
-  if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp] = squares;
-  __syncthreads();
-  const float4 low = *reinterpret_cast<const float4*>(by_warp);
-  const float4 high = *reinterpret_cast<const float4*>(by_warp + 4);
-  const float total = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-  const float scale =
-      rsqrtf(__fadd_rn(__fmul_rn(total, __uint_as_float(p.mean)), __uint_as_float(p.eps)));
-  if (at < p.size) {
-    const float2 w[2] = {Widened<Math>(weight.x), Widened<Math>(weight.y)};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = __fmul_rn(x[j], scale);
-    if (p.rounds_first) RoundAll<Math>(x);
-    const uint32_t t = threadIdx.x;
-    *reinterpret_cast<uint32_t*>(to + PlaceOfWord(2 * t)) =
-        Math::NarrowPair(__fmul_rn(x[0], w[0].x), __fmul_rn(x[1], w[0].y));
-    *reinterpret_cast<uint32_t*>(to + PlaceOfWord(2 * t + 1)) =
-        Math::NarrowPair(__fmul_rn(x[2], w[1].x), __fmul_rn(x[3], w[1].y));
-  }
-  __syncthreads();
 }
 
+// Brings the norm of a row into shared memory; every block computes it, from four elements a
+// thread. Made before the wait; at most kParts parts.
+template <typename Math, int kParts>
+class RowNorm {
+ public:
+  __device__ __forceinline__ explicit RowNorm(const LayerRow& p)
+      : p_(p), at_(4 * static_cast<int>(threadIdx.x)), inside_(at_ < p.size) {
+    // Where there is none, ones: they change no bit.
+    weight_.x = weight_.y = Math::NarrowPair(1.0f, 1.0f);
+    if (p.weight != nullptr && inside_) {
+      weight_ = *reinterpret_cast<const uint2*>(p.weight + 2 * at_);
+    }
+    row_ = p.row + 2 * at_;
+    parts_ = p.parts + at_;
+    ComputeNow(row_);
+    ComputeNow(parts_);
+  }
+
+  // Where the block's threads meet. `stores`: this block stores the sum.
+  __device__ __forceinline__ void Bring(bool stores, char* shared, char* to) const {
+    float* const by_warp = reinterpret_cast<float*>(shared);
+    const bool adds = p_.num_parts > 0 || p_.added != nullptr;
+    uint2 row = {};
+    float x[4] = {};
+    if (inside_) {
+      row = LoadFreshNow(row_);
+      float y[4] = {};
+      if (p_.num_parts > 0) {
+        const float4 sum = SumOfParts<1, kParts>(parts_, p_.num_parts);
+        SetAll<Math>({Math::NarrowPair(sum.x, sum.y), Math::NarrowPair(sum.z, sum.w)}, y);
+      } else if (p_.added != nullptr) {
+        SetAll<Math>(LoadFresh<uint2>(p_.added + 2 * at_), y);
+      }
+      SetAll<Math>(row, x);
+      if (adds) {
+        row = {Math::NarrowPair(x[0] + y[0], x[1] + y[1]),
+               Math::NarrowPair(x[2] + y[2], x[3] + y[3])};
+        SetAll<Math>(row, x);
+      }
+    }
+    const float squares = SumOfWarp((x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]));
+    if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp] = squares;
+    if (stores && inside_ && adds && p_.sum != nullptr) {
+      *reinterpret_cast<uint2*>(p_.sum + 2 * at_) = row;
+    }
+    __syncthreads();
+    static_assert(kLayerWarps == 8);
+    const float4 low = *reinterpret_cast<const float4*>(by_warp);
+    const float4 high = *reinterpret_cast<const float4*>(by_warp + 4);
+    const float total =
+        ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+    const float scale =
+        rsqrtf(__fadd_rn(__fmul_rn(total, __uint_as_float(p_.mean)), __uint_as_float(p_.eps)));
+    if (inside_) {
+      const float2 w[2] = {Widened<Math>(weight_.x), Widened<Math>(weight_.y)};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = __fmul_rn(x[j], scale);
+      if (p_.rounds_first) RoundAll<Math>(x);
+      *reinterpret_cast<uint2*>(to + 2 * at_) = {
+          Math::NarrowPair(__fmul_rn(x[0], w[0].x), __fmul_rn(x[1], w[0].y)),
+          Math::NarrowPair(__fmul_rn(x[2], w[1].x), __fmul_rn(x[3], w[1].y))};
+    }
+    __syncthreads();
+  }
+
+ private:
+  const LayerRow& p_;
+  const int at_;
+  const bool inside_;
+  uint2 weight_;
+  const char* row_;
+  const float* parts_;
+};
+
 // The products of rows of weights and of one row x, all in shared memory: a warp's part. Made
-// before the wait, run behind it.
+// before x is there; while it waits, a warp has kHeld chunks of its weights in registers, if it has
+// as many.
+//
+// What a lane loads of a row of weights, four words, is the left operand of a product of tensor
+// cores as it stands. There, words 0 and 2 are of one row and words 1 and 3 of another, eight
+// below. So the first column of the right operand are words 0 and 2 of x, and the second column
+// words 1 and 3: the upper row times the first column and the lower row times the second make the
+// sum.
+template <int kHeld>
 class RowProduct {
  public:
   __device__ __forceinline__ RowProduct(const RowsLayout& at, char* shared, int x, int sums)
       : shared_(shared) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const int tile = warp / at.splits, split = warp - tile * at.splits;
-    const int row = 16 * tile + lane / 4, column = lane % 4 * 16 + 64 * split;
+    const int tile = warp >> at.shift, split = warp & (at.splits - 1);
+    const int row = 16 * tile + lane / 4, column = lane % 4 * 16 + 64 * split * at.of_split;
     above_ = at.first + min(row, at.rows - 1) * at.pitch + column;
     below_ = at.first + min(row + 8, at.rows - 1) * at.pitch + column;
-    x_ = x + 64 * split + lane % 4 * 16;
-    step_ = 64 * at.splits;
-    count_ = tile < at.tiles ? (at.chunks - split + at.splits - 1) / at.splits : 0;
-    sums_ = sums + 4 * ((split * at.tiles + tile) * 16 + lane / 4);
+    x_ = x + column + lane / 4 % 2 * 4;
+    count_ = tile < at.tiles ? min(at.of_split, at.chunks - split * at.of_split) : 0;
+    sums_ = sums + 4 * (split * kSumsOfSplit + tile * 16 + lane / 4);
     stores_ = tile < at.tiles && lane % 4 == 0;
   }
   __device__ __forceinline__ void ComputeNow() {
     for (int* const value : {&above_, &below_, &x_, &count_, &sums_}) jaxgraph::ComputeNow(*value);
   }
+  // The weights are there.
+  __device__ __forceinline__ void Hold() {
+    if (count_ < kHeld) return;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held_[i] = WeightsAt(64 * i);
+  }
 
-  // A sum over k may be in any order, so a lane's 16 bytes are its columns of two products. Two
-  // chunks at a time: so many sums do not wait for one another.
+  // Chunks take turns, so that sums do not wait for one another.
   template <typename Math>
   __device__ __forceinline__ void Run() const {
-    float sum[4][4] = {};
-    const char *x = shared_ + x_, *above = shared_ + above_, *below = shared_ + below_;
-    int left = count_;
-#pragma unroll 2
-    for (; left >= 2; left -= 2) {
-      const uint4 a = *reinterpret_cast<const uint4*>(above);
-      const uint4 b = *reinterpret_cast<const uint4*>(below);
-      const uint4 v = *reinterpret_cast<const uint4*>(x);
-      const uint4 d = *reinterpret_cast<const uint4*>(above + step_);
-      const uint4 e = *reinterpret_cast<const uint4*>(below + step_);
-      const uint4 w = *reinterpret_cast<const uint4*>(x + step_);
-      Math::MultiplyAdd({{a.x, b.x, a.y, b.y}}, v.x, v.y, sum[0]);
-      Math::MultiplyAdd({{a.z, b.z, a.w, b.w}}, v.z, v.w, sum[1]);
-      Math::MultiplyAdd({{d.x, e.x, d.y, e.y}}, w.x, w.y, sum[2]);
-      Math::MultiplyAdd({{d.z, e.z, d.w, e.w}}, w.z, w.w, sum[3]);
-      above += 2 * step_;
-      below += 2 * step_;
-      x += 2 * step_;
+    float above[2][4] = {}, below[2][4] = {};
+    int at = 0, left = count_;
+    if (count_ >= kHeld) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        MultiplyAdd<Math>(held_[i], 64 * i, above[i % 2], below[i % 2]);
+      }
+      at = 64 * kHeld, left -= kHeld;
     }
-    if (left > 0) {
-      const uint4 a = *reinterpret_cast<const uint4*>(above);
-      const uint4 b = *reinterpret_cast<const uint4*>(below);
-      const uint4 v = *reinterpret_cast<const uint4*>(x);
-      Math::MultiplyAdd({{a.x, b.x, a.y, b.y}}, v.x, v.y, sum[0]);
-      Math::MultiplyAdd({{a.z, b.z, a.w, b.w}}, v.z, v.w, sum[1]);
+#pragma unroll 1
+    for (; left >= 2; left -= 2, at += 128) {
+      MultiplyAdd<Math>(WeightsAt(at), at, above[0], below[0]);
+      MultiplyAdd<Math>(WeightsAt(at + 64), at + 64, above[1], below[1]);
     }
+    if (left > 0) MultiplyAdd<Math>(WeightsAt(at), at, above[0], below[0]);
     if (stores_) {
       float* const sums = reinterpret_cast<float*>(shared_ + sums_);
-      sums[0] = (sum[0][0] + sum[1][0]) + (sum[2][0] + sum[3][0]);
-      sums[8] = (sum[0][2] + sum[1][2]) + (sum[2][2] + sum[3][2]);
+      sums[0] = (above[0][0] + above[0][3]) + (above[1][0] + above[1][3]);
+      sums[8] = (below[0][0] + below[0][3]) + (below[1][0] + below[1][3]);
     }
   }
 
  private:
+  struct Weights {  // this lane's of a chunk: of a row, and of that 8 below it
+    Fragment above, below;
+  };
+  __device__ __forceinline__ Weights WeightsAt(int at) const {
+    const uint4 a = *reinterpret_cast<const uint4*>(shared_ + above_ + at);
+    const uint4 b = *reinterpret_cast<const uint4*>(shared_ + below_ + at);
+    return {{{a.x, a.y, a.z, a.w}}, {{b.x, b.y, b.z, b.w}}};
+  }
+  template <typename Math>
+  __device__ __forceinline__ void MultiplyAdd(const Weights& w, int at, float (&above)[4],
+                                              float (&below)[4]) const {
+    const char* const x = shared_ + x_ + at;
+    const uint32_t words[] = {*reinterpret_cast<const uint32_t*>(x),
+                              *reinterpret_cast<const uint32_t*>(x + 8)};
+    Math::MultiplyAdd(w.above, words[0], words[1], above);
+    Math::MultiplyAdd(w.below, words[0], words[1], below);
+  }
+
   char* shared_;
-  int above_, below_, x_, step_, count_, sums_, stores_;
+  int above_, below_, x_, count_, sums_, stores_;
+  Weights held_[kHeld];
 };
 
-template <int kSplits, typename V>
-__device__ __forceinline__ V SumOfSplits(const float* from, int stride) {
-  V part[kSplits];
+template <int kSplits, typename V, int kRows>
+__device__ __forceinline__ void AddSplits(const float* from, V (&sum)[kRows]) {
+  V part[kRows][kSplits];
 #pragma unroll
-  for (int i = 0; i < kSplits; ++i) part[i] = *reinterpret_cast<const V*>(from + i * stride);
-  V sum = part[0];
+  for (int n = 0; n < kRows; ++n) {
 #pragma unroll
-  for (int i = 1; i < kSplits; ++i) sum = Add(sum, part[i]);
-  return sum;
+    for (int i = 0; i < kSplits; ++i) {
+      part[n][i] = *reinterpret_cast<const V*>(from + 8 * n + i * kSumsOfSplit);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kRows; ++n) {
+    sum[n] = part[n][0];
+#pragma unroll
+    for (int i = 1; i < kSplits; ++i) sum[n] = Add(sum[n], part[n][i]);
+  }
 }
-// Row r of these products, or as many as V holds, when the warps have met.
-template <typename V>
-__device__ __forceinline__ V SumOf(const RowsLayout& at, const float* sums, int r) {
-  static_assert(kLayerWarps == 8);  // shared by 1, 2, 3, 4 or more tiles
-  const int stride = 16 * at.tiles;
-  if (at.splits == 8) return SumOfSplits<8, V>(sums + r, stride);
-  if (at.splits == 4) return SumOfSplits<4, V>(sums + r, stride);
-  if (at.splits == 2) return SumOfSplits<2, V>(sums + r, stride);
-  return *reinterpret_cast<const V*>(sums + r);
+// Of these products, when the warps have met: row r, or as many rows from there on as V holds, and
+// for each further sum those 8 rows on.
+template <typename V, int kRows>
+__device__ __forceinline__ void SumsOf(const RowsLayout& at, const float* sums, int r,
+                                       V (&sum)[kRows]) {
+  const float* const from = sums + r;
+  if (at.splits == 2) {
+    AddSplits<2>(from, sum);
+  } else if (at.splits == 4) {
+    AddSplits<4>(from, sum);
+  } else if (at.splits == 8) {
+    AddSplits<8>(from, sum);
+  } else {
+    AddSplits<1>(from, sum);
+  }
 }
 
 #endif

@@ -12,27 +12,51 @@ namespace {
 struct MlpPlan {
   LayerMlpParams p;
   RowsLayout wide, down;
-  int32_t units, slice;  // hidden units of a block, of its cluster
-  int32_t row, hidden, sums, by_warp, barriers, bytes;
+  int32_t units, slice;    // hidden units of a block, of its cluster
+  int32_t words, threads;  // of a message to all blocks; a word is two units
+  int32_t row, hidden, sums, bytes;
 
   explicit MlpPlan(const LayerMlpParams& params) : p(params) {
     units = p.hidden / (p.clusters * kLayerCluster);
     slice = units * kLayerCluster;
+    words = units % 8 == 0 ? 4 : units % 4 == 0 ? 2 : 1;
+    threads = kLayerCluster * std::min(words, 2);
     // Gate and up take turns, 8 columns each: a unit's two numbers are 8 rows apart.
     wide = RowsLayout::Of(RoundUp(units, 8) * 2, p.in.size);
     down = RowsLayout::Of(p.in.size / kLayerCluster, slice);
+    wide.first = kBehindBarriers;
     down.first = wide.first + wide.bytes();
     row = down.first + down.bytes();
     hidden = row + wide.chunks * 64;
     sums = hidden + down.chunks * 64;
-    by_warp = sums + std::max(wide.sum_bytes(), down.sum_bytes());
-    barriers = by_warp + kLayerWarps * 4;
-    bytes = barriers + 16;
+    bytes = sums + std::max(wide.sum_bytes(), down.sum_bytes());
   }
   bool fits() const { return wide.fits() && down.fits() && bytes <= kMaxLayerShared; }
 };
 __device__ __forceinline__ int GateRow(int unit) { return unit / 8 * 16 + unit % 8; }
 __device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// Chunks of weights that a warp holds in registers.
+constexpr int kHeldWide = 9, kHeldDown = 6;
+
+#if __CUDA_ARCH__ >= 900
+// `words` neighbouring lanes, 1, 2 or 4, have a word each. The first of them, of four the first
+// two, sends them all at once: a message takes its time, whatever its size.
+__device__ __forceinline__ void SendTogether(uint32_t word, int words, bool sends, uint32_t to,
+                                             uint32_t barrier) {
+  const float2 two = WordsOfTwo(__uint_as_float(word));
+  const float4 all = {two.x, two.y, __shfl_xor_sync(kAllLanes, two.x, 2),
+                      __shfl_xor_sync(kAllLanes, two.y, 2)};
+  if (!sends) return;
+  if (words == 4) {
+    Send(to, all, barrier);
+  } else if (words == 2) {
+    Send(to, two, barrier);
+  } else {
+    Send(to, __uint_as_float(word), barrier);
+  }
+}
+#endif
 
 template <typename Math>
 __global__ void __launch_bounds__(kLayerThreads, 2)
@@ -43,8 +67,8 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   char* const shared = reinterpret_cast<char*>(shared_memory);
   const LayerMlpParams& p = plan.p;
   float* const sums = reinterpret_cast<float*>(shared + plan.sums);
-  const uint32_t weights_there = SharedAddress(shared + plan.barriers), sent = weights_there + 8;
-  const int thread = threadIdx.x, lane = thread % kWarp;
+  const uint32_t weights_there = SharedAddress(shared + kBarriers), sent = weights_there + 8;
+  const int thread = threadIdx.x, lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % kLayerCluster, cluster = blockIdx.x / kLayerCluster;
   if (thread < kWarp) {
     if (lane == 0) {
@@ -72,51 +96,61 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   }
   ArriveInCluster();
 
-  const uint2 weight = LoadWeight<Math>(p.in);
+  const RowNorm<Math, kMaxLayerParts> norm(p.in);
   // Zeros behind the slice, up to a whole chunk.
   for (int i = plan.slice + thread; i < plan.down.chunks * kChunk; i += kLayerThreads) {
-    *reinterpret_cast<uint16_t*>(shared + plan.hidden + PlaceOfElement(i)) = 0;
+    *reinterpret_cast<uint16_t*>(shared + plan.hidden + 2 * i) = 0;
   }
-  RowProduct wide(plan.wide, shared, plan.row, plan.sums);
-  RowProduct down(plan.down, shared, plan.hidden, plan.sums);
-  const int unit = thread / kLayerCluster * 2, to = thread % kLayerCluster;
+  RowProduct<kHeldWide> wide(plan.wide, shared, plan.row, plan.sums);
+  // Neighbours compute the words of a message, and all of them again for every block, or two, that
+  // it goes to.
+  const int words = plan.words, message = thread / plan.threads, lane_of = thread % plan.threads;
+  const int word = lane_of % words, senders = (words + 1) / 2;
+  const int unit = (message * words + word) * 2, to = lane_of / words * senders + word;
+  int sends = unit < plan.units && word < senders;
   int gate_row = GateRow(unit);  // and the next row
-  uint32_t place =
-      InBlock(to, SharedAddress(shared + plan.hidden + PlaceOfElement(rank * plan.units + unit)));
+  uint32_t place = InBlock(
+      to, SharedAddress(shared + plan.hidden + 2 * (rank * plan.units + message * words * 2)));
   uint32_t counter = InBlock(to, sent);
-  float* part = p.parts + int64_t{cluster} * p.in.size + rank * plan.down.rows + thread;
+  float* part = p.parts + cluster * kMaxLayerRow + rank * plan.down.rows + thread;
+  ComputeNow(sends);
   ComputeNow(gate_row);
   ComputeNow(place);
   ComputeNow(counter);
   ComputeNow(part);
   wide.ComputeNow();
-  down.ComputeNow();
   WaitForCluster();
+  WaitForBytes(weights_there, 0);
+  wide.Hold();
   WaitForLaunchBefore();
 
-  BringNorm<Math, kMaxLayerParts>(p.in, weight, blockIdx.x == gridDim.x - 1, shared + plan.row,
-                                  reinterpret_cast<float*>(shared + plan.by_warp));
-  WaitForBytes(weights_there, 0);
+  norm.Bring(blockIdx.x == gridDim.x - 1, shared, shared + plan.row);
   wide.Run<Math>();
   __syncthreads();
+  uint32_t units = 0;
   if (unit < plan.units) {
-    const float2 gates = SumOf<float2>(plan.wide, sums, gate_row);
-    const float2 ups = SumOf<float2>(plan.wide, sums, gate_row + 8);
-    const float2 gate = Widened<Math>(Math::NarrowPair(gates.x, gates.y));
-    const float2 up = Widened<Math>(Math::NarrowPair(ups.x, ups.y));
+    float2 sum[2];
+    SumsOf(plan.wide, sums, gate_row, sum);
+    const float2 gate = Widened<Math>(Math::NarrowPair(sum[0].x, sum[0].y));
+    const float2 up = Widened<Math>(Math::NarrowPair(sum[1].x, sum[1].y));
     float2 sigmoid = {Sigmoid(gate.x), Sigmoid(gate.y)};
     if (p.silu_rounds) sigmoid = Widened<Math>(Math::NarrowPair(sigmoid.x, sigmoid.y));
     float2 silu = {__fmul_rn(gate.x, sigmoid.x), __fmul_rn(gate.y, sigmoid.y)};
     if (p.silu_rounds) silu = Widened<Math>(Math::NarrowPair(silu.x, silu.y));
-    const uint32_t units = Math::NarrowPair(__fmul_rn(silu.x, up.x), __fmul_rn(silu.y, up.y));
-    Send(place, __uint_as_float(units), counter);
+    units = Math::NarrowPair(__fmul_rn(silu.x, up.x), __fmul_rn(silu.y, up.y));
   }
+  SendTogether(units, words, sends, place, counter);
+  RowProduct<kHeldDown> down(plan.down, shared, plan.hidden, plan.sums);
+  down.ComputeNow();
+  down.Hold();
   WaitForClusterBytes(sent);
   __syncthreads();  // the sums have been read
   down.Run<Math>();
   __syncthreads();
   if (thread < plan.down.rows) {
-    *part = SumOf<float>(plan.down, sums, thread);
+    float sum[1];
+    SumsOf(plan.down, sums, thread, sum);
+    __stcg(part, sum[0]);
   }
 #endif
 }
@@ -127,7 +161,7 @@ __global__ void LayerEndKernel(const __grid_constant__ LayerEndParams p) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= p.size) return;
   float sum = p.parts[i];
-  for (int n = 1; n < p.num_parts; ++n) sum += p.parts[int64_t{n} * p.size + i];
+  for (int n = 1; n < p.num_parts; ++n) sum += p.parts[n * kMaxLayerRow + i];
   *reinterpret_cast<uint16_t*>(p.out + 2 * i) = Math::Narrow(sum);
   *reinterpret_cast<uint16_t*>(p.sum + 2 * i) = *reinterpret_cast<const uint16_t*>(p.row + 2 * i);
 }
@@ -147,8 +181,8 @@ bool FitsLayerMlp(const LayerMlpParams& p) {
     return false;
   }
   const MlpPlan plan(p);
-  // Two units, sent to one block, have a thread.
-  return plan.units / 2 * kLayerCluster <= kLayerThreads && plan.fits();
+  const int messages = plan.units / (2 * plan.words);
+  return messages * plan.threads <= kLayerThreads && plan.fits();
 }
 
 void LaunchLayerMlp(const LayerMlpParams& p, DType dtype, Launches* launches) {
