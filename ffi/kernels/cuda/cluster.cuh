@@ -17,6 +17,11 @@ __device__ __forceinline__ void WaitForCluster() {
   __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Where the others are to see nothing of this block but the barriers that it has made: no fence.
+__device__ __forceinline__ void ArriveWithBarriers() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 // Before a cluster's blocks meet: of `bytes` that its blocks will send into this block's memory.
 __device__ __forceinline__ void ExpectFromCluster(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");

@@ -161,7 +161,58 @@ struct Positions {
       if (first + ValuePosition(i) == written) values[i] = value;
     }
   }
+
+  // Of query FirstRow(), with positions ValuePosition(i). Positions are columns of the products, so
+  // that keys are operands as they come, and weights will be. Of a query's four words, two are in
+  // one row of the left operand and two in another, eight below (as in RowProduct), and the keys'
+  // words are multiplied with the one or the other.
+  template <typename Math>
+  __device__ __forceinline__ void Score(const uint4 (&query)[kWidth / 32],
+                                        float (&scores)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float upper[4] = {}, lower[4] = {};
+#pragma unroll
+      for (int b = 0; b < kWidth / 32; ++b) {
+        const Fragment f = {{query[b].x, query[b].z, query[b].y, query[b].w}};
+        Math::MultiplyAdd(f, keys[i][b].x, keys[i][b].y, upper);
+        Math::MultiplyAdd(f, keys[i][b].z, keys[i][b].w, lower);
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) scores[2 * i + j] = upper[j] + lower[2 + j];
+    }
+  }
+  // Adds the values, weighted. A weight enters as the sum of two 16-bit numbers, for one would
+  // round it more than f32 does.
+  template <typename Math>
+  __device__ __forceinline__ void AddValues(const float (&weights)[4], float (&sums)[4][4]) const {
+    uint32_t high[2], low[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      high[i] = Math::NarrowPair(weights[2 * i], weights[2 * i + 1]);
+      const float2 rounded = Widened<Math>(high[i]);
+      low[i] = Math::NarrowPair(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y);
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint32_t row[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) row[i] = Word(values[i], w);
+      const Fragment f = {{__byte_perm(row[0], row[1], 0x5410), __byte_perm(row[0], row[1], 0x7632),
+                           __byte_perm(row[2], row[3], 0x5410),
+                           __byte_perm(row[2], row[3], 0x7632)}};
+      Math::MultiplyAdd(f, high[0], high[1], sums[w]);
+      Math::MultiplyAdd(f, low[0], low[1], sums[w]);
+    }
+  }
 };
+// Over the lanes that have the same query's scores.
+template <typename F>
+__device__ __forceinline__ float AcrossPositions(float x, F combine) {
+#pragma unroll
+  for (int o = 1; o < 4; o *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, o));
+  return x;
+}
 
 // An output whose sums are not finite, one product after the other: a weight enters the tensor
 // cores as a sum of two numbers, and what an infinite value makes of the second is not what the
@@ -215,7 +266,7 @@ __device__ __forceinline__ Piece CombineWarps(const float2* peaks, const float* 
   float total = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    const float scale = __expf(of_warp[w].x - PeakOrZero(peak));
+    const float scale = Exp(of_warp[w].x - PeakOrZero(peak));
     total += scale * of_warp[w].y;
     all = {all.x + scale * sum[w].x, all.y + scale * sum[w].y, all.z + scale * sum[w].z,
            all.w + scale * sum[w].w};
@@ -240,7 +291,6 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   extern __shared__ uint4 shared_memory[];
   char* const shared = reinterpret_cast<char*>(shared_memory);
   const LayerAttentionParams& p = plan.p;
-  float* const sums = reinterpret_cast<float*>(shared + plan.sums);
   float* const angles = reinterpret_cast<float*>(shared + plan.angles);
   float* const warp_sums = reinterpret_cast<float*>(shared + plan.warp_sums);
   float2* const peaks = reinterpret_cast<float2*>(shared + plan.peaks);  // and totals
@@ -255,44 +305,44 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   const int rank = blockIdx.x % kLayerCluster, head = blockIdx.x / kLayerCluster;
   const int half = p.width / 2;
 
-  // Everything that is there already.
-  if (warp == kLayerWarps - 1) {  // which has positions to fetch in long caches alone
-    const int owned = (plan.octets - rank + kLayerCluster - 1) / kLayerCluster * 8;
-    if (lane == 0) {
-      ExpectFromCluster(weights_there, 2 * (owned * p.in.size + plan.out.rows * plan.outputs));
-      ExpectFromCluster(projections_sent, 2 * (p.heads + 2) * p.width);
-      const int own_pieces = (plan.pieces - rank + kLayerCluster - 1) / kLayerCluster;
-      ExpectFromCluster(parts_sent, own_pieces * kLayerCluster * 24);
-      ExpectFromCluster(outputs_sent, 2 * plan.outputs);
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    __syncwarp();
-    const uint64_t policy = ReadOncePolicy();
-    for (int i = lane; i < owned; i += kWarp) {
-      // Two of an octet, the two that they are rotated against, and the same of the next two.
-      const int octet = rank + i / 8 * kLayerCluster, h = octet / plan.octets_of_head;
-      const int element =
-          (octet - h * plan.octets_of_head) * 4 + i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * half;
-      const LayerMatrix& m = h < p.heads ? p.query : h == p.heads ? p.key : p.value;
-      const int64_t row = (h < p.heads ? head * p.heads + h : head) * p.width + element;
-      FetchRow(shared + plan.wide.first + i * plan.wide.pitch, m.weights + row * m.pitch, p.in.size,
-               plan.wide.chunks, weights_there, policy);
-    }
-    for (int r = lane; r < plan.out.rows; r += kWarp) {
-      FetchRow(
-          shared + plan.out.first + r * plan.out.pitch,
-          p.output.weights + (rank * plan.out.rows + r) * p.output.pitch + 2 * head * plan.outputs,
-          plan.outputs, plan.out.chunks, weights_there, policy);
-    }
+  // Everything that is there already. First what the cache's positions wait for.
+  const int position = p.position != nullptr ? *reinterpret_cast<const int32_t*>(p.position) : 0;
+  const int owned = (plan.octets - rank + kLayerCluster - 1) / kLayerCluster * 8;
+  if (thread == 0) {
+    ExpectFromCluster(weights_there, 2 * (owned * p.in.size + plan.out.rows * plan.outputs));
+    ExpectFromCluster(projections_sent, 2 * (p.heads + 2) * p.width);
+    const int own_pieces = (plan.pieces - rank + kLayerCluster - 1) / kLayerCluster;
+    ExpectFromCluster(parts_sent, own_pieces * kLayerCluster * 24);
+    ExpectFromCluster(outputs_sent, 2 * plan.outputs);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
-  ArriveInCluster();
+  __syncthreads();
+  // A warp's lanes ask one after the other, so all warps do.
+  const int asker = lane * kLayerWarps + warp;
+  const uint64_t policy = ReadOncePolicy();
+  for (int i = asker; i < owned; i += kLayerThreads) {
+    // Two of an octet, the two that they are rotated against, and the same of the next two.
+    const int octet = rank + i / 8 * kLayerCluster, h = octet / plan.octets_of_head;
+    const int element =
+        (octet - h * plan.octets_of_head) * 4 + i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * half;
+    const LayerMatrix& m = h < p.heads ? p.query : h == p.heads ? p.key : p.value;
+    const int64_t row = (h < p.heads ? head * p.heads + h : head) * p.width + element;
+    FetchRow(shared + plan.wide.first + i * plan.wide.pitch, m.weights + row * m.pitch, p.in.size,
+             plan.wide.chunks, weights_there, policy);
+  }
+  for (int r = asker; r < plan.out.rows; r += kLayerThreads) {
+    FetchRow(
+        shared + plan.out.first + r * plan.out.pitch,
+        p.output.weights + (rank * plan.out.rows + r) * p.output.pitch + 2 * head * plan.outputs,
+        plan.outputs, plan.out.chunks, weights_there, policy);
+  }
+  ArriveWithBarriers();
   const RowNorm<Math, kMaxLayerClusters> norm(p.in);
   for (int i = plan.outputs + thread; i < plan.out.chunks * kChunk; i += kLayerThreads) {
     *reinterpret_cast<uint16_t*>(shared + plan.attended + 2 * i) = 0;
   }
   int last = INT_MAX, end = p.rows;  // the last position that is seen; behind `end` nothing is read
   if (p.position != nullptr) {
-    const int position = *reinterpret_cast<const int32_t*>(p.position);
     last = max(position, -(1 << 30)) - p.form.offset;
     if (p.bounded && position >= 0 && position < p.rows) end = position + 1;
   }
@@ -324,18 +374,21 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
 
   // 1.
   int written = LoadFresh<int32_t>(p.index);
+  // By warps that have nothing of a short row.
+  const int angle_at = thread - (kLayerThreads - kWidth);
+  const bool has_angle = angle_at >= 0 && angle_at < p.width;
   float angle = 0;
-  if (thread < p.width) {
-    angle = LoadFresh<float>(thread < half ? p.cos + thread : p.sin + thread - half);
+  if (has_angle) {
+    angle = LoadFresh<float>(angle_at < half ? p.cos + angle_at : p.sin + angle_at - half);
   }
   norm.Bring(blockIdx.x == gridDim.x - 1, shared, shared + plan.row);
-  if (thread < p.width) angles[thread] = angle;
+  if (has_angle) angles[angle_at] = angle;
   wide.Run<Math>();
   __syncthreads();
   float low_pair = 0, high_pair = 0;
   if (octet < plan.octets) {
     float4 sum[1];
-    SumsOf(plan.wide, sums, own * 8 + threadIdx.x % 2 * 4, sum);
+    SumsOf(plan.wide, shared + plan.sums, own * 8 + threadIdx.x % 2 * 4, sum);
     const float2 low = Widened<Math>(Math::NarrowPair(sum[0].x, sum[0].y));
     const float2 high = Widened<Math>(Math::NarrowPair(sum[0].z, sum[0].w));
     float a[2] = {low.x, low.y}, b[2] = {high.x, high.y};
@@ -375,63 +428,45 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   // 2.
   if (warp < plan.warps) {
     const uint4 queries[] = {of_key[0].Load(shared + query), of_key[1].Load(shared + query)};
-    // Of queries FirstHead() and the next. mine[word]: of the column 8 FirstRow() + 2 word: the two
-    // queries; then of the next column.
-    Softmax softmax;
-    float mine[4][4] = {}, total[2] = {};
+    // Of query FirstRow().
+    float peak = -INFINITY, total = 0;
+    // [word]: of column 8 FirstRow() + 2 word: queries FirstHead() and the next; then of the next
+    // column.
+    float mine[4][4] = {};
     if (first < end) {
       if (written >= first && written < first + kUnit) {
         const uint4 key[] = {of_key[0].Load(new_key), of_key[1].Load(new_key)};
         positions.Replace(key, of_value.Load(new_value), first, written);
       }
-      float products[2][4] = {};
+      float scores[4];  // of positions ValuePosition(i)
+      positions.Score<Math>(queries, scores);
 #pragma unroll
-      for (int b = 0; b < kWidth / 32; ++b) {
-        const uint4 &above = positions.keys[0][b], &below = positions.keys[1][b];
-        Math::MultiplyAdd({{above.x, below.x, above.y, below.y}}, queries[b].x, queries[b].y,
-                          products[0]);
-        Math::MultiplyAdd({{above.z, below.z, above.w, below.w}}, queries[b].z, queries[b].w,
-                          products[1]);
+      for (int i = 0; i < 4; ++i) {
+        const int at = first + Positions::ValuePosition(i);
+        if (plan.scales_only) {
+          const float scaled = scores[i] * __uint_as_float(p.form.factor);
+          scores[i] = at > last ? __uint_as_float(p.form.fill) : scaled;
+        } else {
+          scores[i] = SimpleScore(p.form, scores[i], at <= last);
+        }
+        if (at >= end) scores[i] = -INFINITY;
       }
-      RowScores<2> scores;
+      peak = AcrossPositions(fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3])),
+                             [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[i / 2][i % 2] = products[0][i] + products[1][i];
-      const int lasts[2] = {last, last};
-      if (plan.scales_only) {
-        const int position = first + FirstRow();
-        ForEach(scores, [&](float& x, int row, int) {
-          const float scaled = x * __uint_as_float(p.form.factor);
-          x = position + row > last ? __uint_as_float(p.form.fill) : scaled;
-        });
-      } else {
-        MaskSimply(p.form, first, lasts, scores);
-      }
-      ForEach(scores, [&](float& x, int row, int) {
-        if (first + row + FirstRow() >= end) x = -INFINITY;
-      });
-      softmax.WeighFirst(scores);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) total[j] = softmax.Total(j);
-      const SplitWeights split[2] = {Split<Math>(scores[0]), Split<Math>(scores[1])};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        uint32_t row[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) row[i] = Word(positions.values[i], w);
-        const Fragment f = {
-            {__byte_perm(row[0], row[1], 0x5410), __byte_perm(row[0], row[1], 0x7632),
-             __byte_perm(row[2], row[3], 0x5410), __byte_perm(row[2], row[3], 0x7632)}};
-        Math::MultiplyAdd(f, split[0].high, split[1].high, mine[w]);
-        Math::MultiplyAdd(f, split[0].low, split[1].low, mine[w]);
-      }
+      for (float& x : scores) x = Exp(x - PeakOrZero(peak));
+      total = AcrossPositions((scores[0] + scores[1]) + (scores[2] + scores[3]),
+                              [](float a, float b) { return a + b; });
+      positions.AddValues<Math>(scores, mine);
+    }
+    if (FirstRow() < p.heads && lane % 4 == 0) {
+      peaks[warp * kMaxLayerHeads + FirstRow()] = {peak, total};
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int h = FirstHead() + j;
-      if (h >= p.heads) continue;
-      if (lane < 4) peaks[warp * kMaxLayerHeads + h] = {softmax.peak[j], total[j]};
       const int column = Positions::ValueElement();
-      if (column >= p.width) continue;
+      if (h >= p.heads || column >= p.width) continue;
       float* const row = warp_sums + warp * plan.outputs + h * p.width + column;
 #pragma unroll
       for (int w = 0; w < 4; w += 2) {
@@ -468,7 +503,7 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     const float2 peak_of_block = part_peaks[slot];
     const float4 sum_of_block = *reinterpret_cast<const float4*>(parts + 4 * slot);
     const float peak = LargestOfWarp(peak_of_block.x);
-    const float scale = __expf(peak_of_block.x - peak);  // NaN where no query sees anything
+    const float scale = Exp(peak_of_block.x - peak);  // NaN where no query sees anything
     float sum[] = {scale * sum_of_block.x, scale * sum_of_block.y, scale * sum_of_block.z,
                    scale * sum_of_block.w, scale * peak_of_block.y};
 #pragma unroll
@@ -507,7 +542,7 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   __syncthreads();
   if (thread < plan.out.rows) {
     float sum[1];
-    SumsOf(plan.out, sums, thread, sum);
+    SumsOf(plan.out, shared + plan.sums, thread, sum);
     __stcg(part, sum[0]);
   }
 #endif

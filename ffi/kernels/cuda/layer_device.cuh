@@ -56,15 +56,23 @@ __device__ __forceinline__ float2 WordsOfTwo(float word) {
   return threadIdx.x % 2 == 0 ? float2{word, next} : float2{next, word};
 }
 
-// Has a value computed here, before a wait, when there is time. The compiler would rather do it
-// where the value is used.
+// Has a value computed here, before a wait, when there is time. The compilers would rather do it
+// where the value is used: neither looks through a shuffle. All lanes come here together.
 template <typename I>
 __device__ __forceinline__ void ComputeNow(I& value) {
-  asm volatile("" : "+r"(value));
+  value = __shfl_sync(kAllLanes, value, threadIdx.x % kWarp);
 }
 template <typename T>
 __device__ __forceinline__ void ComputeNow(T*& value) {
   asm volatile("" : "+l"(value));
+}
+
+// A power that would be subnormal is 0: what it is added to is much larger.
+__device__ __forceinline__ float Exp(float x) {
+  constexpr float kLog2E = 1.44269504f;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(kLog2E * x));
+  return power;
 }
 
 // Asks for k elements of a row of weights, which the barrier will announce; what is behind them, up
@@ -141,6 +149,8 @@ class RowNorm {
     }
     row_ = p.row + 2 * at_;
     parts_ = p.parts + at_;
+    num_parts_ = p.num_parts;
+    ComputeNow(num_parts_);
     ComputeNow(row_);
     ComputeNow(parts_);
   }
@@ -148,14 +158,14 @@ class RowNorm {
   // Where the block's threads meet. `stores`: this block stores the sum.
   __device__ __forceinline__ void Bring(bool stores, char* shared, char* to) const {
     float* const by_warp = reinterpret_cast<float*>(shared);
-    const bool adds = p_.num_parts > 0 || p_.added != nullptr;
+    const bool adds = num_parts_ > 0 || p_.added != nullptr;
     uint2 row = {};
     float x[4] = {};
     if (inside_) {
       row = LoadFreshNow(row_);
       float y[4] = {};
-      if (p_.num_parts > 0) {
-        const float4 sum = SumOfParts<1, kParts>(parts_, p_.num_parts);
+      if (num_parts_ > 0) {
+        const float4 sum = SumOfParts<1, kParts>(parts_, num_parts_);
         SetAll<Math>({Math::NarrowPair(sum.x, sum.y), Math::NarrowPair(sum.z, sum.w)}, y);
       } else if (p_.added != nullptr) {
         SetAll<Math>(LoadFresh<uint2>(p_.added + 2 * at_), y);
@@ -199,6 +209,7 @@ class RowNorm {
   uint2 weight_;
   const char* row_;
   const float* parts_;
+  int num_parts_;
 };
 
 // The products of rows of weights and of one row x, all in shared memory: a warp's part. Made
@@ -304,9 +315,9 @@ __device__ __forceinline__ void AddSplits(const float* from, V (&sum)[kRows]) {
 // Of these products, when the warps have met: row r, or as many rows from there on as V holds, and
 // for each further sum those 8 rows on.
 template <typename V, int kRows>
-__device__ __forceinline__ void SumsOf(const RowsLayout& at, const float* sums, int r,
+__device__ __forceinline__ void SumsOf(const RowsLayout& at, const char* sums, int r,
                                        V (&sum)[kRows]) {
-  const float* const from = sums + r;
+  const float* const from = reinterpret_cast<const float*>(sums) + r;
   if (at.splits == 2) {
     AddSplits<2>(from, sum);
   } else if (at.splits == 4) {

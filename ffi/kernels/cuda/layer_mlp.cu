@@ -14,7 +14,8 @@ struct MlpPlan {
   RowsLayout wide, down;
   int32_t units, slice;    // hidden units of a block, of its cluster
   int32_t words, threads;  // of a message to all blocks; a word is two units
-  int32_t row, hidden, sums, bytes;
+  int32_t row, hidden, wide_sums, down_sums, bytes;
+  int32_t reserved = 0;
 
   explicit MlpPlan(const LayerMlpParams& params) : p(params) {
     units = p.hidden / (p.clusters * kLayerCluster);
@@ -28,18 +29,21 @@ struct MlpPlan {
     down.first = wide.first + wide.bytes();
     row = down.first + down.bytes();
     hidden = row + wide.chunks * 64;
-    sums = hidden + down.chunks * 64;
-    bytes = sums + std::max(wide.sum_bytes(), down.sum_bytes());
+    // Apart, so that blocks need not meet between the one product and the other.
+    wide_sums = hidden + down.chunks * 64;
+    down_sums = wide_sums + wide.sum_bytes();
+    bytes = down_sums + down.sum_bytes();
   }
   bool fits() const { return wide.fits() && down.fits() && bytes <= kMaxLayerShared; }
 };
-__device__ __forceinline__ int GateRow(int unit) { return unit / 8 * 16 + unit % 8; }
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-
 // Chunks of weights that a warp holds in registers.
 constexpr int kHeldWide = 9, kHeldDown = 6;
 
 #if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ int GateRow(int unit) { return unit / 8 * 16 + unit % 8; }
+__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + Exp(-x)); }
+
 // `words` neighbouring lanes, 1, 2 or 4, have a word each. The first of them, of four the first
 // two, sends them all at once: a message takes its time, whatever its size.
 __device__ __forceinline__ void SendTogether(uint32_t word, int words, bool sends, uint32_t to,
@@ -66,42 +70,41 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   extern __shared__ uint4 shared_memory[];
   char* const shared = reinterpret_cast<char*>(shared_memory);
   const LayerMlpParams& p = plan.p;
-  float* const sums = reinterpret_cast<float*>(shared + plan.sums);
   const uint32_t weights_there = SharedAddress(shared + kBarriers), sent = weights_there + 8;
-  const int thread = threadIdx.x, lane = threadIdx.x % kWarp;
+  const int thread = threadIdx.x, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int rank = blockIdx.x % kLayerCluster, cluster = blockIdx.x / kLayerCluster;
-  if (thread < kWarp) {
-    if (lane == 0) {
-      ExpectFromCluster(weights_there,
-                        2 * (2 * plan.units * p.in.size + plan.down.rows * plan.slice));
-      ExpectFromCluster(sent, 2 * plan.slice);
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    __syncwarp();
-    const uint64_t policy = ReadOncePolicy();
-    const int64_t first_unit = cluster * plan.slice + rank * plan.units;
-    for (int unit = lane; unit < plan.units; unit += kWarp) {
-      char* const to = shared + plan.wide.first + GateRow(unit) * plan.wide.pitch;
-      FetchRow(to, p.gate.weights + (first_unit + unit) * p.gate.pitch, p.in.size, plan.wide.chunks,
-               weights_there, policy);
-      FetchRow(to + 8 * plan.wide.pitch, p.up.weights + (first_unit + unit) * p.up.pitch, p.in.size,
-               plan.wide.chunks, weights_there, policy);
-    }
-    const char* const down = p.down.weights + 2 * cluster * plan.slice;
-    for (int r = lane; r < plan.down.rows; r += kWarp) {
-      FetchRow(shared + plan.down.first + r * plan.down.pitch,
-               down + (rank * plan.down.rows + r) * p.down.pitch, plan.slice, plan.down.chunks,
-               weights_there, policy);
-    }
+  if (thread == 0) {
+    ExpectFromCluster(weights_there,
+                      2 * (2 * plan.units * p.in.size + plan.down.rows * plan.slice));
+    ExpectFromCluster(sent, 2 * plan.slice);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
-  ArriveInCluster();
+  __syncthreads();
+  // A warp's lanes ask one after the other, so all warps do.
+  const int asker = lane * kLayerWarps + warp;
+  const uint64_t policy = ReadOncePolicy();
+  const int64_t first_unit = cluster * plan.slice + rank * plan.units;
+  for (int unit = asker; unit < plan.units; unit += kLayerThreads) {
+    char* const to = shared + plan.wide.first + GateRow(unit) * plan.wide.pitch;
+    FetchRow(to, p.gate.weights + (first_unit + unit) * p.gate.pitch, p.in.size, plan.wide.chunks,
+             weights_there, policy);
+    FetchRow(to + 8 * plan.wide.pitch, p.up.weights + (first_unit + unit) * p.up.pitch, p.in.size,
+             plan.wide.chunks, weights_there, policy);
+  }
+  const char* const down_weights = p.down.weights + 2 * cluster * plan.slice;
+  for (int r = asker; r < plan.down.rows; r += kLayerThreads) {
+    FetchRow(shared + plan.down.first + r * plan.down.pitch,
+             down_weights + (rank * plan.down.rows + r) * p.down.pitch, plan.slice,
+             plan.down.chunks, weights_there, policy);
+  }
+  ArriveWithBarriers();
 
   const RowNorm<Math, kMaxLayerParts> norm(p.in);
   // Zeros behind the slice, up to a whole chunk.
   for (int i = plan.slice + thread; i < plan.down.chunks * kChunk; i += kLayerThreads) {
     *reinterpret_cast<uint16_t*>(shared + plan.hidden + 2 * i) = 0;
   }
-  RowProduct<kHeldWide> wide(plan.wide, shared, plan.row, plan.sums);
+  RowProduct<kHeldWide> wide(plan.wide, shared, plan.row, plan.wide_sums);
   // Neighbours compute the words of a message, and all of them again for every block, or two, that
   // it goes to.
   const int words = plan.words, message = thread / plan.threads, lane_of = thread % plan.threads;
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   uint32_t units = 0;
   if (unit < plan.units) {
     float2 sum[2];
-    SumsOf(plan.wide, sums, gate_row, sum);
+    SumsOf(plan.wide, shared + plan.wide_sums, gate_row, sum);
     const float2 gate = Widened<Math>(Math::NarrowPair(sum[0].x, sum[0].y));
     const float2 up = Widened<Math>(Math::NarrowPair(sum[1].x, sum[1].y));
     float2 sigmoid = {Sigmoid(gate.x), Sigmoid(gate.y)};
@@ -140,16 +143,15 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
     units = Math::NarrowPair(__fmul_rn(silu.x, up.x), __fmul_rn(silu.y, up.y));
   }
   SendTogether(units, words, sends, place, counter);
-  RowProduct<kHeldDown> down(plan.down, shared, plan.hidden, plan.sums);
+  RowProduct<kHeldDown> down(plan.down, shared, plan.hidden, plan.down_sums);
   down.ComputeNow();
   down.Hold();
   WaitForClusterBytes(sent);
-  __syncthreads();  // the sums have been read
   down.Run<Math>();
   __syncthreads();
   if (thread < plan.down.rows) {
     float sum[1];
-    SumsOf(plan.down, sums, thread, sum);
+    SumsOf(plan.down, shared + plan.down_sums, thread, sum);
     __stcg(part, sum[0]);
   }
 #endif
