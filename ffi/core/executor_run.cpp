@@ -10,11 +10,10 @@ Status Executor::Impl::RunEager(Context& context, const Call& call, Variant* var
                                 Counter reason, const std::string& why, const Identity* identity) {
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
-  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.before, call.stream));
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.fill, call.stream));
   for (const PlannedChunk& chunk : plan.chunks) {
     JAXGRAPH_RETURN_IF_ERROR(LaunchBranches(context, chunk.launches, call));
   }
-  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   Note(context, variant->stats, Outcome::kEager, reason);
   if (std::exchange(variant->run, reason) != reason) Log(*variant, "eager", why, identity);
   return Status::Ok();
@@ -28,7 +27,7 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
   Recording& recording = variant->recording;
   LaunchPlan plan;
   JAXGRAPH_RETURN_IF_ERROR(Plan(context, *variant, &plan));
-  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.before, call.stream));
+  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.fill, call.stream));
 
   Recorder recorder = MakeRecorder(context, *variant);
   const bool first = variant->stage != Stage::kCaptured;
@@ -42,7 +41,6 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
     if (status.ok()) status = RunChunk(context, &chunk, c, call);
     if (!status.ok()) return GoOnEagerly(context, plan, c, entry, call, variant, status);
   }
-  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   recording.index = std::move(plan.index);
   recording.nodes = 0;
   for (const PlannedChunk& chunk : plan.chunks) recording.nodes += chunk.launches.size();
@@ -81,12 +79,10 @@ Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
         planner.Remake(addresses, identity.moved, &recording.index, &changes, &same));
     if (!same) return Record(context, entry, call, identity);
   }
-  std::vector<Launch> before;
-  std::vector<Launch> after;
   if (variant->placement.has_slots()) {
-    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kOperand, &before));
-    JAXGRAPH_RETURN_IF_ERROR(planner.Copies(addresses, BaseKind::kResult, &after));
-    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(before, call.stream));
+    std::vector<Launch> fill;
+    JAXGRAPH_RETURN_IF_ERROR(planner.Fill(addresses, &fill));
+    JAXGRAPH_RETURN_IF_ERROR(LaunchAll(fill, call.stream));
   }
   Recorder recorder = MakeRecorder(context, *variant);
   LaunchChange* next = changes.data();
@@ -102,7 +98,6 @@ Status Executor::Impl::Replay(Context& context, Entry& entry, const Call& call,
       return GoOnEagerly(context, plan, c, entry, call, variant, status);
     }
   }
-  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(after, call.stream));
   recording.current = true;
   ++variant->replays;
   const bool updated = recorder.captured() || identity.addresses_changed;
@@ -137,7 +132,6 @@ Status Executor::Impl::GoOnEagerly(Context& context, const LaunchPlan& plan, siz
   for (size_t c = chunk; c < plan.chunks.size(); ++c) {
     JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.chunks[c].launches, call.stream));
   }
-  JAXGRAPH_RETURN_IF_ERROR(LaunchAll(plan.after, call.stream));
   Note(context, variant->stats, Outcome::kEager, Counter::kEagerRecovered);
   return Status::Ok();
 }

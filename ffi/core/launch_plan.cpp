@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "ffi/core/chunking.h"
 
@@ -99,19 +100,57 @@ char* Planner::ScratchOf(const CallAddresses& addresses) const {
   return placement_.scratch() < 0 ? nullptr : addresses.resolved[0] + placement_.scratch();
 }
 
-Status Planner::Copies(const CallAddresses& addresses, BaseKind kind,
-                       std::vector<Launch>* launches) const {
-  std::vector<SlotCopy> copies;
+// Calls fn(base) for every base of this kind that is in a slot, in order: the same for the launches
+// in front, which write down where results go, and for those behind, which look there.
+template <typename F>
+void Planner::ForSlots(BaseKind kind, F fn) const {
   for (size_t b = 1; b < program_.bases.size(); ++b) {
-    if (program_.bases[b].kind != kind || placement_.place(b) != Place::kSlot) continue;
-    const bool in = kind == BaseKind::kOperand;
-    copies.push_back({in ? addresses.resolved[b] : addresses.given[b],
-                      in ? addresses.given[b] : addresses.resolved[b], program_.bases[b].nbytes});
+    if (program_.bases[b].kind == kind && placement_.place(b) == Place::kSlot) fn(b);
   }
-  if (copies.empty()) return Status::Ok();
-  JAXGRAPH_RETURN_IF_ERROR(emitter_.EmitSlotCopies(copies, launches));
-  for (Launch& launch : *launches) launch.dependent = false;
-  return Status::Ok();
+}
+
+Status Planner::Fill(const CallAddresses& addresses, std::vector<Launch>* launches) const {
+  SlotFill fill;
+  char* const table = addresses.resolved[0] + placement_.table();
+  uint64_t written = 0;  // addresses of the table that earlier launches write
+  Status status;
+  const auto launch = [&] {
+    fill.table = table + written * sizeof(char*);
+    written += fill.num_addresses;
+    if (status.ok()) status = emitter_.EmitSlotFill(fill, &launches->emplace_back());
+    fill = {};
+  };
+  ForSlots(BaseKind::kOperand, [&](size_t b) {
+    if (fill.num_copies == kMaxSlots) launch();
+    fill.copies[fill.num_copies++] = {addresses.resolved[b], addresses.given[b],
+                                      program_.bases[b].nbytes};
+  });
+  ForSlots(BaseKind::kResult, [&](size_t b) {
+    if (fill.num_addresses == kMaxSlots) launch();
+    fill.addresses[fill.num_addresses++] = addresses.given[b];
+  });
+  if (fill.num_copies > 0 || fill.num_addresses > 0) launch();
+  return status;
+}
+
+Status Planner::Drain(const CallAddresses& addresses, bool follows,
+                      std::vector<Launch>* launches) const {
+  if (!placement_.drains()) return Status::Ok();
+  SlotDrain drain;
+  drain.table = addresses.resolved[0] + placement_.table();
+  Status status;
+  const auto launch = [&] {
+    Launch& made = launches->emplace_back();
+    if (status.ok()) status = emitter_.EmitSlotDrain(drain, &made);
+    made.dependent &= std::exchange(follows, true);
+    drain = {0, drain.table + drain.num_sources * sizeof(char*), {}};
+  };
+  ForSlots(BaseKind::kResult, [&](size_t b) {
+    if (drain.num_sources == kMaxSlots) launch();
+    drain.sources[drain.num_sources++] = {addresses.resolved[b], program_.bases[b].nbytes};
+  });
+  launch();
+  return status;
 }
 
 Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
@@ -130,8 +169,7 @@ Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
   }
 
   *plan = LaunchPlan();
-  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kOperand, &plan->before));
-  JAXGRAPH_RETURN_IF_ERROR(Copies(addresses, BaseKind::kResult, &plan->after));
+  JAXGRAPH_RETURN_IF_ERROR(Fill(addresses, &plan->fill));
   for (const ChunkRange& range : CutChunks(program_, groups, program_.options.chunk_size)) {
     PlannedChunk& chunk = plan->chunks.emplace_back();
     for (size_t g = range.begin; g < range.end; ++g) {
@@ -151,6 +189,13 @@ Status Planner::Make(const CallAddresses& addresses, LaunchPlan* plan) const {
     }
     if (range.begin < range.end) chunk.first_node = groups[range.begin].first_node;
   }
+  std::vector<Launch>& last = plan->chunks.back().launches;
+  PlannedGroup& drain = plan->index.drain_;
+  drain.chunk = static_cast<uint32_t>(plan->chunks.size() - 1);
+  drain.first_launch = static_cast<uint32_t>(last.size());
+  drain.follows = !last.empty() && last.back().region == 0;
+  JAXGRAPH_RETURN_IF_ERROR(Drain(addresses, drain.follows, &last));
+  drain.launch_count = static_cast<uint32_t>(last.size()) - drain.first_launch;
   plan->index.nodes_ = std::move(nodes);
   plan->index.groups_of_base_ = GroupsOfBases(program_, plan->index.groups_);
   return Status::Ok();
@@ -202,6 +247,13 @@ Status Planner::Remake(const CallAddresses& addresses, const std::vector<uint32_
       Place(i > 0 || group.follows, &fresh[i]);
       changes->push_back({group.chunk, group.first_launch + i, std::move(fresh[i])});
     }
+  }
+  const PlannedGroup& drain = index->drain_;
+  fresh.clear();
+  JAXGRAPH_RETURN_IF_ERROR(Drain(addresses, drain.follows, &fresh));
+  if (fresh.size() != drain.launch_count) return Status::Ok();
+  for (uint32_t i = 0; i < fresh.size(); ++i) {
+    changes->push_back({drain.chunk, drain.first_launch + i, std::move(fresh[i])});
   }
   *same = true;
   return Status::Ok();

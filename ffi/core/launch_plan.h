@@ -32,7 +32,8 @@ struct PlannedGroup {
 };
 
 // Where the launches of a plan come from, kept beside what was recorded of it: with it, the
-// launches of a few nodes are made again without the rest.
+// launches of a few nodes are made again without the rest. Behind those of all nodes, in the last
+// chunk, are those that take results out of slots.
 class PlanIndex {
  public:
   const std::vector<PlannedGroup>& groups() const { return groups_; }
@@ -42,12 +43,12 @@ class PlanIndex {
   std::vector<ResolvedNode> nodes_;
   std::vector<PlannedGroup> groups_;
   std::vector<std::vector<uint32_t>> groups_of_base_;  // that touch it, ascending
+  PlannedGroup drain_;                                 // of no nodes
 };
 
 struct LaunchPlan {
   std::vector<PlannedChunk> chunks;  // at least one
-  // Copies into slots and out of them: launched before and after the chunks, and no part of them.
-  std::vector<Launch> before, after;
+  std::vector<Launch> fill;          // of slots: launched before the chunks, and no part of them
   PlanIndex index;
 };
 
@@ -72,8 +73,8 @@ class Planner {
 
   Status Make(const CallAddresses& addresses, LaunchPlan* plan) const;
 
-  // The copies between slots and the call's own buffers (kind: operands in, results out).
-  Status Copies(const CallAddresses& addresses, BaseKind kind, std::vector<Launch>* launches) const;
+  // What is launched before the chunks, in every call with other addresses.
+  Status Fill(const CallAddresses& addresses, std::vector<Launch>* launches) const;
 
   // The launches that are other ones because these bases moved, in order. *same is false where the
   // emission covers other nodes, or takes another number of launches, than before: then the plan
@@ -85,6 +86,10 @@ class Planner {
   std::vector<uint32_t> TouchedGroups(const PlanIndex& index,
                                       const std::vector<uint32_t>& moved_bases) const;
   void Place(bool follows, Launch* launch) const;
+  template <typename F>
+  void ForSlots(BaseKind kind, F fn) const;
+  // Appends what takes results out of slots. `follows`: may its first launch be a dependent one?
+  Status Drain(const CallAddresses& addresses, bool follows, std::vector<Launch>* launches) const;
   char* ScratchOf(const CallAddresses& addresses) const;
 
   const Emitter& emitter_;

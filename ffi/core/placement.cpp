@@ -113,6 +113,7 @@ Placement::Placement(const Program& program, bool slots)
     facts.expected = bases_[operand].facts.expected = false;  // donated: it stays until it moves
     aliases_.emplace_back(b, operand);
   }
+  uint64_t addresses = 0;  // that the table may hold
   for (State& state : bases_) {
     state.may_wander = slots && MayWander(state.facts);
     state.place = slots || state.facts.kind == BaseKind::kArena || state.facts.nbytes == 0
@@ -121,12 +122,16 @@ Placement::Placement(const Program& program, bool slots)
     if (!slots || !MayUseSlot(state.facts)) continue;
     state.slot = arena_bytes_;
     arena_bytes_ += AlignUp(state.facts.nbytes);
+    addresses += state.facts.kind == BaseKind::kResult;
   }
+  table_ = arena_bytes_;
+  arena_bytes_ += AlignUp(addresses * sizeof(char*));
 }
 
 void Placement::SetPlace(State* state, Place place) {
   num_slots_ += place == Place::kSlot;
   num_slots_ -= state->place == Place::kSlot;
+  drains_ |= place == Place::kSlot && state->facts.kind == BaseKind::kResult;
   state->place = place;
 }
 

@@ -64,6 +64,11 @@ class Placement {
   uint64_t arena_bytes() const { return arena_bytes_; }
   // Where in the arena the kernels' scratch memory is (ResolvedNode::scratch); negative: nowhere.
   int64_t scratch() const { return scratch_; }
+  // Where in the arena the addresses of results in slots are, for the launch that takes those out
+  // (SlotDrain). It is part of what is recorded from the first such result on, for ever: one that
+  // is there and has nothing to do costs less than recording anew each time results come to rest.
+  uint64_t table() const { return table_; }
+  bool drains() const { return drains_; }
   // Pairs (base of a result, base of the operand whose address it must have).
   const std::vector<std::pair<size_t, size_t>>& aliases() const { return aliases_; }
 
@@ -114,6 +119,8 @@ class Placement {
   std::vector<std::pair<size_t, size_t>> aliases_;
   uint64_t arena_bytes_ = 0;
   int64_t scratch_ = -1;
+  uint64_t table_ = 0;
+  bool drains_ = false;
   uint64_t calls_ = 0;
   size_t num_slots_ = 0;
 };

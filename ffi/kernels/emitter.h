@@ -37,11 +37,30 @@ inline uint64_t ScratchBytesOf(const Program& program) {
   return any ? kScratchBytes : 0;
 }
 
-// One contiguous copy between a slot and a wandering base.
+// What is done in front of the nodes for bases in slots: operands are copied in, and where results
+// go is written down, so that the launch that brings them there (below) is the same in every call.
 struct SlotCopy {
   char* dst;
   const char* src;
   uint64_t bytes;
+};
+constexpr size_t kMaxSlots = 16;  // that one launch fills or drains
+struct SlotFill {
+  uint64_t num_copies = 0, num_addresses = 0;
+  char* table = nullptr;  // takes the addresses; aligned to 8 bytes
+  SlotCopy copies[kMaxSlots] = {};
+  char* addresses[kMaxSlots] = {};
+};
+
+// ... and behind the nodes: sources[i] is copied to the i-th address of the table.
+struct SlotSource {
+  const char* src;
+  uint64_t bytes;
+};
+struct SlotDrain {
+  uint64_t num_sources = 0;
+  const char* table = nullptr;
+  SlotSource sources[kMaxSlots] = {};
 };
 
 class Emitter {
@@ -54,9 +73,9 @@ class Emitter {
   virtual Status Emit(const std::vector<ResolvedNode>& nodes, size_t first, bool fusion,
                       std::vector<Launch>* launches, size_t* covered) const = 0;
 
-  // Appends launches that make these copies, all independent, in as few launches as possible.
-  virtual Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
-                                std::vector<Launch>* launches) const = 0;
+  // One launch each, also where there is nothing to do.
+  virtual Status EmitSlotFill(const SlotFill& fill, Launch* launch) const = 0;
+  virtual Status EmitSlotDrain(const SlotDrain& drain, Launch* launch) const = 0;
 
   // False: the node needs host work, so the split that holds it runs eagerly.
   virtual bool Capturable(const Node& node) const = 0;

@@ -88,9 +88,14 @@ class CudaEmitterImpl final : public Emitter {
     return Status::Ok();
   }
 
-  Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
-                        std::vector<Launch>* launches) const override {
-    EmitSlotCopyLaunches(copies, launches);
+  Status EmitSlotFill(const SlotFill& fill, Launch* launch) const override {
+    EmitSlotFillLaunch(fill, launch);
+    return Status::Ok();
+  }
+
+  Status EmitSlotDrain(const SlotDrain& drain, Launch* launch) const override {
+    EmitSlotDrainLaunch(drain, launch);
+    launch->dependent = dependent_;
     return Status::Ok();
   }
 

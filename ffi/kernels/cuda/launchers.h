@@ -20,6 +20,7 @@ Status EmitCopy(const ResolvedNode& node, Launches* launches);
 Status EmitAttention(const std::vector<ResolvedNode>& nodes, size_t first, bool clusters,
                      Launches* launches);
 Status EmitSort(const ResolvedNode& node, Launches* launches);
-void EmitSlotCopyLaunches(const std::vector<SlotCopy>& copies, Launches* launches);
+void EmitSlotFillLaunch(const SlotFill& fill, Launch* launch);
+void EmitSlotDrainLaunch(const SlotDrain& drain, Launch* launch);
 
 }  // namespace jaxgraph

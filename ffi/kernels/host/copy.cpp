@@ -1,4 +1,4 @@
-// COPY, and the executor's copies between slots and wandering bases.
+// COPY, and the executor's copies into slots and out of them.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -29,20 +29,26 @@ void RunCopyNode(const void* params, ParallelFor& pool) {
 
 const KernelInfo kCopy = {"host_copy", sizeof(CopyParams), RunCopyNode};
 
-constexpr uint32_t kMaxSlotCopies = 32;
-
-struct SlotCopyParams {
-  uint64_t count;
-  SlotCopy copies[kMaxSlotCopies];
-};
-
-void RunSlotCopies(const void* params, ParallelFor&) {
-  const SlotCopyParams& p = *static_cast<const SlotCopyParams*>(params);
-  for (uint64_t i = 0; i < p.count; ++i)
+void RunSlotFill(const void* params, ParallelFor&) {
+  const SlotFill& p = *static_cast<const SlotFill*>(params);
+  for (uint64_t i = 0; i < p.num_copies; ++i) {
     std::memcpy(p.copies[i].dst, p.copies[i].src, p.copies[i].bytes);
+  }
+  if (p.num_addresses > 0) std::memcpy(p.table, p.addresses, p.num_addresses * sizeof(char*));
 }
 
-const KernelInfo kSlotCopies = {"host_slot_copies", sizeof(SlotCopyParams), RunSlotCopies};
+const KernelInfo kSlotFill = {"host_slot_fill", sizeof(SlotFill), RunSlotFill};
+
+void RunSlotDrain(const void* params, ParallelFor&) {
+  const SlotDrain& p = *static_cast<const SlotDrain*>(params);
+  for (uint64_t i = 0; i < p.num_sources; ++i) {
+    char* dst;
+    std::memcpy(&dst, p.table + i * sizeof dst, sizeof dst);
+    std::memcpy(dst, p.sources[i].src, p.sources[i].bytes);
+  }
+}
+
+const KernelInfo kSlotDrain = {"host_slot_drain", sizeof(SlotDrain), RunSlotDrain};
 
 }  // namespace
 
@@ -56,16 +62,14 @@ Status EmitCopy(const ResolvedNode& resolved, Launch* launch) {
   return Status::Ok();
 }
 
-void EmitHostSlotCopies(const std::vector<SlotCopy>& copies, std::vector<Launch>* launches) {
-  for (size_t at = 0; at < copies.size(); at += kMaxSlotCopies) {
-    SlotCopyParams p{};
-    p.count = std::min<size_t>(kMaxSlotCopies, copies.size() - at);
-    std::copy_n(copies.begin() + at, p.count, p.copies);
-    Launch launch;
-    launch.kernel = &kSlotCopies;
-    launch.set_params(p);
-    launches->push_back(std::move(launch));
-  }
+void EmitHostSlotFill(const SlotFill& fill, Launch* launch) {
+  launch->kernel = &kSlotFill;
+  launch->set_params(fill);
+}
+
+void EmitHostSlotDrain(const SlotDrain& drain, Launch* launch) {
+  launch->kernel = &kSlotDrain;
+  launch->set_params(drain);
 }
 
 }  // namespace jaxgraph

@@ -46,9 +46,13 @@ class HostEmitterImpl final : public Emitter {
     return Status::Ok();
   }
 
-  Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
-                        std::vector<Launch>* launches) const override {
-    EmitHostSlotCopies(copies, launches);
+  Status EmitSlotFill(const SlotFill& fill, Launch* launch) const override {
+    EmitHostSlotFill(fill, launch);
+    return Status::Ok();
+  }
+
+  Status EmitSlotDrain(const SlotDrain& drain, Launch* launch) const override {
+    EmitHostSlotDrain(drain, launch);
     return Status::Ok();
   }
 

@@ -14,6 +14,7 @@ Status EmitSetRows(const ResolvedNode& node, Launch* launch);
 Status EmitCopy(const ResolvedNode& node, Launch* launch);
 Status EmitAttention(const ResolvedNode& node, Launch* launch);
 Status EmitSort(const ResolvedNode& node, Launch* launch);
-void EmitHostSlotCopies(const std::vector<SlotCopy>& copies, std::vector<Launch>* launches);
+void EmitHostSlotFill(const SlotFill& fill, Launch* launch);
+void EmitHostSlotDrain(const SlotDrain& drain, Launch* launch);
 
 }  // namespace jaxgraph

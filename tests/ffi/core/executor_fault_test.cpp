@@ -128,7 +128,7 @@ TEST(ExecutorFaults, ArenaThatCannotGrowNamesTheSizesAndStillWorks) {
   m.device.Fail(DeviceCall::kArenaReserve, 0, 1, Code::kOutOfMemory);
   const Status status = m.executor->Execute(Seal(large), b.Operands(), b.Results(), nullptr);
   EXPECT_EQ(status.code(), Code::kOutOfMemory);
-  EXPECT_NE(status.message().find("from 1024 to 1049344 bytes"), std::string::npos)
+  EXPECT_NE(status.message().find("from 1280 to 1049600 bytes"), std::string::npos)
       << status.message();
   b.Check(m.executor.get(), program, 3);
   EXPECT_EQ(m.Stats().replays, 2u);

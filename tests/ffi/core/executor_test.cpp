@@ -45,7 +45,8 @@ TEST(Executor, SteadyProgramIsOneEagerOneCaptureAndReplays) {
   EXPECT_GT(c.arena_bytes, 0u);
 }
 
-// They are copied beside the executables, which never change.
+// They are copied into slots beside the executables and out of them by the last, so that these
+// never change.
 TEST(Executor, WanderingBuffersCostNoPatches) {
   Machine m;
   StepBuffers b;
@@ -63,9 +64,10 @@ TEST(Executor, WanderingBuffersCostNoPatches) {
   EXPECT_EQ(c.exec_updates, 0u);
   EXPECT_EQ(c.instantiations, 3u);
   EXPECT_EQ(c.patches, 0u);
-  // The five nodes of the eager call, and in each call a copy in and a copy out; but the first call
-  // does not know yet that they wander.
-  EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel), 5u + 2 * (kCalls - 1));
+  // The five nodes of the eager call, and in each call one launch that fills slots; but the first
+  // call does not know yet that they wander.
+  EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel), 5u + kCalls - 1);
+  EXPECT_EQ(Launches(m.executor->Variants(7).at(0)), 5u + 1);
   EXPECT_EQ(c.nodes_compared, 0u);
 }
 
@@ -184,7 +186,8 @@ TEST(Executor, ResultThatWandersGoesThroughASlot) {
   EXPECT_EQ(c.captures, 1u);
   EXPECT_EQ(c.replays, 17u);
   EXPECT_EQ(c.patches, 0u);
-  EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel), 2u * (5 + kManyReaders) + 19);  // and copies
+  // The second eager call drains by a launch of its own, each fills by one.
+  EXPECT_EQ(m.device.calls(DeviceCall::kLaunchKernel), 2u * (5 + kManyReaders) + 1 + 19);
 }
 
 // As inside a scan: nothing is copied, nothing patched.
@@ -226,6 +229,83 @@ TEST(Executor, PositionThatWandersOnlyAfterTheCaptureGetsItsSlotLater) {
     EXPECT_EQ(c.replays, 22u);
     // Three moves, then the slot, then acc's two nodes alone.
     EXPECT_EQ(c.patches, 4u * (2 + kManyReaders) + 9 * 2);
+  }
+}
+
+// The launch that drains slots is missing from what was captured before there was one: the chunk
+// that gets it is captured and instantiated anew, once. Then it stays, also where it has nothing to
+// do: results that come to rest and wander again cost patches alone.
+TEST(Executor, ResultThatWandersOnlyAfterTheCaptureChangesTheLastChunkOnce) {
+  for (uint32_t chunk_size : {0u, 1u, 2u, 5u}) {
+    Machine m;
+    StepBuffers b;
+    Program program = StepProgram();
+    AddReaders(&program, 6, kManyReaders);  // of y
+    program.options.chunk_size = chunk_size;
+    const auto sealed = Seal(program);
+    for (int i = 0; i < 4; ++i) b.Check(m.executor.get(), sealed, i);
+    const Counters captured = m.Stats();
+    const uint64_t launches = Launches(m.executor->Variants(7).at(0));
+    const auto is_in_slot = [&] { return BasesIn(Place::kSlot, m.executor->Variants(7).at(0)); };
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < 20; ++i) {
+        b.MoveY();
+        b.Check(m.executor.get(), sealed, i);
+      }
+      EXPECT_EQ(is_in_slot(), 1);
+      for (int i = 0; i < 300; ++i) b.Check(m.executor.get(), sealed, i % 50);
+      EXPECT_EQ(is_in_slot(), 0);
+      if (HasFatalFailure()) return;
+      const Counters c = m.Stats();
+      EXPECT_EQ(c.instantiations, captured.instantiations + 1);
+      EXPECT_EQ(c.captures, captured.captures + 1);
+      EXPECT_EQ(c.eager, 1u);
+      EXPECT_EQ(Launches(m.executor->Variants(7).at(0)), launches + 1);
+    }
+  }
+}
+
+// More bases than one launch takes, all in slots: y_i = x_i * i + x_i.
+TEST(Executor, AnyNumberOfBasesGoesThroughSlots) {
+  for (uint32_t count : {1u, 15u, 16u, 17u, 40u}) {
+    Program program;
+    program.function_id = 7;
+    program.bases = {MakeBase(BaseKind::kArena, 0, 0, "arena")};
+    for (BaseKind kind : {BaseKind::kOperand, BaseKind::kResult}) {
+      for (uint32_t i = 0; i < count; ++i) {
+        program.bases.push_back(MakeBase(kind, i, kSlice, "base"));
+        program.bases.back().hint = BaseHint::kWanders;
+      }
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+      const TensorRef x = Dense(DType::kF32, 1 + i, 0, {kWidth});
+      const TensorRef y = Dense(DType::kF32, 1 + count + i, 0, {kWidth});
+      program.nodes.push_back(Axpy(y, x, static_cast<float>(i), x));
+    }
+    program.options.fusion = false;
+    const auto sealed = Seal(program);
+    Machine m;
+    constexpr int kCalls = 12;
+    std::vector<Values> xs[kCalls], ys[kCalls];  // kept, so that all of them lie elsewhere
+    for (int call = 0; call < kCalls; ++call) {
+      std::vector<Values>&x = xs[call], &y = ys[call];
+      x.resize(count);
+      y.resize(count);
+      std::vector<char*> operands, results;
+      for (uint32_t i = 0; i < count; ++i) {
+        x[i].fill(static_cast<float>(100 * call + i));
+        operands.push_back(reinterpret_cast<char*>(&x[i]));
+        results.push_back(reinterpret_cast<char*>(&y[count - 1 - i]));
+      }
+      ASSERT_TRUE(m.executor->Execute(sealed, operands, results, nullptr).ok());
+      for (uint32_t i = 0; i < count; ++i) {
+        ASSERT_EQ(y[count - 1 - i][kWidth - 1], x[i][0] * (static_cast<float>(i) + 1)) << i;
+      }
+    }
+    const VariantDescription variant = m.executor->Variants(7).at(0);
+    EXPECT_EQ(BasesIn(Place::kSlot, variant), static_cast<int>(2 * count));
+    EXPECT_EQ(Launches(variant), count + (count + kMaxSlots - 1) / kMaxSlots);
+    EXPECT_EQ(m.Stats().patches, 0u);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ffi/kernels/emitter.h"
+#include "ffi/kernels/host/host_emitter.h"
 
 namespace jaxgraph {
 
@@ -40,20 +41,6 @@ inline const KernelInfo kFusedAxpy = {"fused_axpy", sizeof(FusedParams),
                                         RunAxpy(p->first);
                                         RunAxpy(p->second);
                                       }};
-
-struct CopyParams {
-  static constexpr int kMax = 4;  // copies in one launch
-  SlotCopy copies[kMax];
-  int count;
-};
-
-inline const KernelInfo kSlotCopies = {
-    "slot_copies", sizeof(CopyParams), [](const void* params, ParallelFor&) {
-      const auto* p = static_cast<const CopyParams*>(params);
-      for (int i = 0; i < p->count; ++i) {
-        std::memcpy(p->copies[i].dst, p->copies[i].src, p->copies[i].bytes);
-      }
-    }};
 
 // What the alignment of the output decides: nothing, the grid (which an update takes), the kernel
 // (which it refuses), or whether a node is fused with the one before it.
@@ -93,20 +80,15 @@ class TestEmitter final : public Emitter {
     return Status::Ok();
   }
 
-  Status EmitSlotCopies(const std::vector<SlotCopy>& copies,
-                        std::vector<Launch>* launches) const override {
+  // As on the host.
+  Status EmitSlotFill(const SlotFill& fill, Launch* launch) const override {
     if (fail) return Status(Code::kUnsupported, "told to fail");
-    for (size_t at = 0; at < copies.size(); at += CopyParams::kMax) {
-      CopyParams params = {};
-      while (params.count < CopyParams::kMax && at + params.count < copies.size()) {
-        params.copies[params.count] = copies[at + params.count];
-        ++params.count;
-      }
-      Launch launch;
-      launch.kernel = &kSlotCopies;
-      launch.set_params(params);
-      launches->push_back(std::move(launch));
-    }
+    return HostEmitter().EmitSlotFill(fill, launch);
+  }
+  Status EmitSlotDrain(const SlotDrain& drain, Launch* launch) const override {
+    if (fail) return Status(Code::kUnsupported, "told to fail");
+    JAXGRAPH_RETURN_IF_ERROR(HostEmitter().EmitSlotDrain(drain, launch));
+    launch->dependent = true;
     return Status::Ok();
   }
 

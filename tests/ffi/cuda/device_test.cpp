@@ -10,14 +10,14 @@
 namespace jaxgraph::testing {
 namespace {
 
-// Launches that copy bytes: kernels whose effect is easy to see.
-std::vector<Launch> CopyLaunches(char* dst, const char* src, uint64_t bytes) {
-  std::vector<Launch> launches;
-  EXPECT_TRUE(CudaEmitter().EmitSlotCopies({{dst, src, bytes}}, &launches).ok());
-  return launches;
-}
+// Copies bytes: a kernel whose effect is easy to see.
 Launch CopyLaunch(char* dst, const char* src, uint64_t bytes) {
-  return CopyLaunches(dst, src, bytes).front();
+  SlotFill fill;
+  fill.num_copies = 1;
+  fill.copies[0] = {dst, src, bytes};
+  Launch launch;
+  EXPECT_TRUE(CudaEmitter().EmitSlotFill(fill, &launch).ok());
+  return launch;
 }
 
 std::vector<char> Pattern(size_t size, int seed) {

@@ -358,30 +358,43 @@ TEST_F(CudaKernelsTest, ExclusiveOrOfRows) {
 // --- slots
 // -----------------------------------------------------------------------------------------
 
-TEST_F(CudaKernelsTest, SlotCopiesOfAllSizesAndAlignments) {
+// Into slots and out of them again, to where the table says.
+TEST_F(CudaKernelsTest, SlotsOfAllSizesAndAlignmentsAreFilledAndDrained) {
   Rng rng(15);
-  constexpr int kCopies = 150;  // more than one launch holds
   constexpr size_t kRoom = 1 << 16;
-  std::vector<char> from(kCopies * kRoom), want(kCopies * kRoom, kPoison);
-  for (char& byte : from) byte = static_cast<char>(rng());
-  DeviceBytes src(from.size(), stream()), dst(want.size(), stream());
-  src.Upload(from);
-  dst.Upload(want);
-  std::vector<SlotCopy> copies;
-  for (int i = 0; i < kCopies; ++i) {
-    const size_t at = i * kRoom + UniformInt(rng, 0, 20), to = i * kRoom + UniformInt(rng, 0, 20);
-    const uint64_t bytes = Chance(rng, 0.5) ? UniformInt(rng, 0, 16) : UniformInt(rng, 0, 60000);
-    copies.push_back({dst.data() + to, src.data() + at, bytes});
-    std::copy_n(from.begin() + at, bytes, want.begin() + to);
+  for (int round = 0; round < 12; ++round) {
+    const uint64_t count = round < 2 ? kMaxSlots : UniformInt(rng, 0, kMaxSlots);
+    std::vector<char> from(kMaxSlots * kRoom), want(from.size(), kPoison);
+    for (char& byte : from) byte = static_cast<char>(rng());
+    DeviceBytes src(from.size(), stream()), dst(want.size(), stream());
+    DeviceBytes slots(from.size(), stream()), table(sizeof(char*) * (kMaxSlots + 1), stream());
+    src.Upload(from);
+    dst.Upload(want);
+    table.Upload(std::vector<char>(sizeof(char*) * (kMaxSlots + 1), kPoison));
+    SlotFill fill;
+    SlotDrain drain;
+    fill.table = table.data() + sizeof(char*);
+    drain.table = fill.table;
+    fill.num_copies = fill.num_addresses = drain.num_sources = count;
+    for (uint64_t i = 0; i < count; ++i) {
+      const size_t at = i * kRoom + UniformInt(rng, 0, 20), to = i * kRoom + UniformInt(rng, 0, 20);
+      const uint64_t bytes = Chance(rng, 0.5) ? UniformInt(rng, 0, 16) : UniformInt(rng, 0, 60000);
+      char* const slot = slots.data() + i * kRoom + UniformInt(rng, 0, 20);
+      fill.copies[i] = {slot, src.data() + at, bytes};
+      fill.addresses[i] = dst.data() + to;
+      drain.sources[i] = {slot, bytes};
+      std::copy_n(from.begin() + at, bytes, want.begin() + to);
+    }
+    Launch filling, draining;
+    ASSERT_OK(CudaEmitter().EmitSlotFill(fill, &filling));
+    ASSERT_OK(CudaEmitter().EmitSlotDrain(drain, &draining));
+    EXPECT_FALSE(filling.dependent);  // it may stand in front of an executable
+    EXPECT_EQ(filling.node_count + draining.node_count, 0u);
+    ASSERT_OK(device_->LaunchKernel(filling, stream_));
+    ASSERT_OK(device_->LaunchKernel(draining, stream_));
+    EXPECT_TRUE(dst.Download() == want);
+    EXPECT_EQ(table.Download().front(), kPoison);
   }
-  std::vector<Launch> launches;
-  ASSERT_OK(CudaEmitter().EmitSlotCopies(copies, &launches));
-  EXPECT_EQ(launches.size(), 10u);  // of up to 16 copies
-  for (const Launch& launch : launches) {
-    EXPECT_EQ(launch.node_count, 0u);
-    ASSERT_OK(device_->LaunchKernel(launch, stream_));
-  }
-  EXPECT_TRUE(dst.Download() == want);
 }
 
 }  // namespace

@@ -75,24 +75,41 @@ TEST(HostEmitter, OnlyFlaggedNodesCannotBeCaptured) {
   EXPECT_FALSE(HostEmitter().Capturable(node));
 }
 
-TEST(HostEmitter, SlotCopiesShareLaunches) {
-  std::string from(7000, 0), to(7000, '-');
+TEST(HostEmitter, SlotsAreFilledAndDrained) {
+  std::string from(1600, 0), to(1600, '-');
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
-  std::vector<SlotCopy> copies;
-  for (int i = 0; i < 70; ++i)
-    copies.push_back({&to[i * 100], &from[(69 - i) * 100], static_cast<uint64_t>(i)});
-  std::vector<Launch> launches;
-  ASSERT_TRUE(HostEmitter().EmitSlotCopies(copies, &launches).ok());
-  EXPECT_EQ(launches.size(), 3u);
+  std::string slots = to, want = to;
+  char* table[kMaxSlots + 1] = {};
+  SlotFill fill;
+  SlotDrain drain;
+  fill.table = reinterpret_cast<char*>(table);
+  drain.table = fill.table;
+  fill.num_copies = fill.num_addresses = drain.num_sources = kMaxSlots;
+  for (size_t i = 0; i < kMaxSlots; ++i) {
+    const uint64_t bytes = 6 * i;
+    fill.copies[i] = {&slots[i * 100], &from[(15 - i) * 100], bytes};
+    fill.addresses[i] = &to[(i + 3) % kMaxSlots * 100];
+    drain.sources[i] = {&slots[i * 100], bytes};
+    want.replace((i + 3) % kMaxSlots * 100, bytes, from, (15 - i) * 100, bytes);
+  }
   Threads pool(1);
-  for (const Launch& launch : launches) {
+  const auto run = [&](const Launch& launch) {
     EXPECT_EQ(launch.node_count, 0u);
     RunLaunch(launch, pool);
-  }
-  for (int i = 0; i < 70; ++i) {
-    EXPECT_EQ(to.substr(i * 100, i), from.substr((69 - i) * 100, i)) << i;
-    EXPECT_EQ(to.substr(i * 100 + i, 100 - i), std::string(100 - i, '-')) << i;
-  }
+  };
+  Launch filling, draining;
+  ASSERT_TRUE(HostEmitter().EmitSlotFill(fill, &filling).ok());
+  ASSERT_TRUE(HostEmitter().EmitSlotDrain(drain, &draining).ok());
+  run(filling);
+  EXPECT_EQ(table[kMaxSlots], nullptr);
+  run(draining);
+  EXPECT_EQ(to, want);
+
+  Launch nothing;  // a drain that stays although results have come to rest
+  ASSERT_TRUE(HostEmitter().EmitSlotDrain({0, drain.table, {}}, &nothing).ok());
+  to.assign(to.size(), '-');
+  run(nothing);
+  EXPECT_EQ(to, std::string(to.size(), '-'));
 }
 
 // Products as decode steps and prompts have them: large enough to be cut over threads.
