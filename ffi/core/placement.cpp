@@ -208,7 +208,10 @@ std::string Placement::Why(size_t base) const {
   if (state.place == Place::kInPlace && !state.may_wander) {
     text += facts.aliased || facts.written ? "; updated in place" : "; too large to follow";
   }
-  if (state.place == Place::kSlot) text += "; copied beside the graph";
+  if (state.place == Place::kSlot) {
+    text += facts.kind == BaseKind::kResult ? "; copied out at the graph's end"
+                                            : "; copied beside the graph";
+  }
   return text;
 }
 

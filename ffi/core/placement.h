@@ -6,7 +6,8 @@
 //   patched   the address is recorded but no part of the uid: the nodes that touch it are patched
 //             whenever it moves, and it costs nothing while it stays
 //   slot      the nodes find it in the arena; a copy that is launched in front of the executables
-//             brings it there (or one behind them out), so that these never change
+//             brings it there, so that these never change. Results are brought out by the last
+//             launch of the last executable, which finds written down in the arena where they go
 #pragma once
 
 #include <cstdint>

@@ -173,7 +173,8 @@ def test_concurrency_fusion_and_chunks_change_no_bit(seed):
 
 
 def test_a_plain_decode_loop_is_one_eager_one_capture_and_replays():
-    """Also where the allocator gives the first two calls the same buffers."""
+    """Where the allocator gives the first calls the same buffers, there is one more capture: of the
+    launch that takes results out of slots."""
     body = random_steps(random.Random(3), 20)
     for first_move in range(1, 6):
         machine, caller = testing.Machine(), Caller()
@@ -184,7 +185,8 @@ def test_a_plain_decode_loop_is_one_eager_one_capture_and_replays():
                 caller.move("logits")
             caller.call(machine, program, body)
         stats = machine.stats()
-        assert (stats["eager"], stats["captures"], stats["replays"]) == (1, 1, 38)
-        assert (stats["exec_updates"], stats["instantiations"]) == (0, 1)
+        captures = 1 if first_move == 1 else 2
+        assert (stats["eager"], stats["captures"], stats["replays"]) == (1, captures, 39 - captures)
+        assert (stats["exec_updates"], stats["instantiations"]) == (0, captures)
         assert stats["nodes_compared"] == 0
         close(machine)
