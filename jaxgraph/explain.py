@@ -31,8 +31,7 @@ class ChunkInfo:
     Attributes:
       first_node: its first node's number in the split.
       nodes: how many there are.
-      launches: kernels in it, after fusion: those of its nodes, and in the last chunk the one that
-        takes results out of slots, if there is any. The one that fills slots comes on top.
+      launches: kernels launched for them, after fusion; copies into and out of slots come on top.
     """
 
     first_node: int

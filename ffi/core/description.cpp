@@ -48,7 +48,9 @@ VariantDescription DescribeVariant(const Entry& entry, const Variant& variant) {
   const Recording& recording = variant.recording;
   out.chunks = DescribeChunks(recording.chunks.size(), recording.index);
   for (size_t c = 0; c < out.chunks.size(); ++c) {
-    out.chunks[c].launches = static_cast<uint32_t>(recording.chunks[c].launches().size());
+    const std::vector<Launch>& launches = recording.chunks[c].launches();
+    out.chunks[c].launches = static_cast<uint32_t>(std::count_if(
+        launches.begin(), launches.end(), [](const Launch& l) { return l.node_count > 0; }));
   }
   out.not_capturable = variant.not_capturable;
   if (const Failures* failures = entry.FindFailures(variant.program())) {

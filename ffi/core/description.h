@@ -19,7 +19,7 @@ struct Variant;
 struct ChunkDescription {
   uint32_t first_node = 0;
   uint32_t node_count = 0;
-  uint32_t launches = 0;  // after fusion, copies into and out of slots included
+  uint32_t launches = 0;  // of its nodes, after fusion
 };
 
 struct BaseDescription {

@@ -119,7 +119,7 @@ TEST(Branches, APatchReachesNodesOfEveryBranch) {
     ASSERT_TRUE(present.Run(&m, program, static_cast<float>(call)).ok());
     present.Check(3);
   }
-  EXPECT_EQ(m.Stats().captures, 1u);
+  EXPECT_EQ(m.Stats().captures, 2u);  // again for the sake of results that get slots after patches
   EXPECT_GT(m.Stats().patches, 0u);
 }
 
