@@ -32,6 +32,9 @@ _MOST_RETRACES = 8
 # From this size on, closed-over arrays are worth a note.
 _NOTED_BYTES = 1 << 20
 
+# Up to this size results may get slots in the executor (kMaxSlotBytes in ffi/core/placement.h).
+_SMALL_BYTES = 1 << 20
+
 _MUTABLE = Planned(None, None, "the function reads or writes mutable arrays (jax.Ref)")
 
 _ordinals: dict[str, itertools.count] = collections.defaultdict(itertools.count)
@@ -255,9 +258,12 @@ class GraphedFunction(Observed):
           *args: arguments of a call.
           **kwargs: keyword arguments of a call.
         """
+        kept = []  # as in a loop: the next call's results lie elsewhere, so they will get slots
         for _ in range(self.options.warmup_calls):
             copied_args, copied_kwargs = self.with_copies(args, kwargs)
-            jax.block_until_ready(self(*copied_args, **copied_kwargs))
+            results = jax.block_until_ready(self(*copied_args, **copied_kwargs))
+            kept += [r for r in jax.tree.leaves(results) if r.nbytes <= _SMALL_BYTES]
+            del results
 
     def reserve(self, /, *args: Any, **kwargs: Any) -> int:
         """Plans a call without running it, and sizes the arena of its device for it.

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -277,6 +278,22 @@ def test_explain_speaks_of_the_call_it_was_asked_about():
     step(flat), step(square)
     assert [e.primitive for e in step.explain(square).left_in_xla] == ["cumlogsumexp"]
     assert step.explain(flat).left_in_xla == ()
+
+
+def test_small_results_of_a_warmup_move_as_in_a_loop(monkeypatch):
+    """So their slots are part of what is captured. Large ones are not kept: memory may be short."""
+    step = jaxgraph.wrap(lambda x: (x * 2 + 1, x[0, 0] * 2 + 1), options=STRICT)
+    call, made, alive = type(step).__call__, [], []
+
+    def noting(self, *args):
+        alive.append([result() is not None for result in made])
+        results = call(self, *args)
+        made.extend(map(weakref.ref, results))
+        return results
+
+    monkeypatch.setattr(type(step), "__call__", noting)
+    step.warmup(jnp.ones((1024, 1024)))
+    assert alive == [[], [False, True]]
 
 
 def test_warmup_captures_without_consuming_what_is_donated():
