@@ -274,8 +274,8 @@ __device__ __forceinline__ Piece CombineWarps(const float2* peaks, const float* 
   return {all, {peak, total}};
 }
 
-// The largest of a warp, no NaN among them: integers that are ordered as the numbers are have an
-// instruction for it.
+// The largest of a warp: integers that are ordered as the numbers are have an instruction for it. A
+// NaN may lose, but what is scaled by its distance from the largest becomes one.
 __device__ __forceinline__ float LargestOfWarp(float x) {
   const auto flip = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
   return __int_as_float(flip(__reduce_max_sync(kAllLanes, flip(__float_as_int(x)))));
@@ -343,7 +343,8 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   }
   int last = INT_MAX, end = p.rows;  // the last position that is seen; behind `end` nothing is read
   if (p.position != nullptr) {
-    last = max(position, -(1 << 30)) - p.form.offset;
+    constexpr int kFar = 1 << 30;  // beyond every position and offset
+    last = min(max(position, -kFar), kFar) - p.form.offset;
     if (p.bounded && position >= 0 && position < p.rows) end = position + 1;
   }
   const char* const keys = p.keys + head * p.key_head;

@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(kLayerThreads, 2)
   // it goes to.
   const int words = plan.words, message = thread / plan.threads, lane_of = thread % plan.threads;
   const int word = lane_of % words, senders = (words + 1) / 2;
-  const int unit = (message * words + word) * 2, to = lane_of / words * senders + word;
+  const int unit = (message * words + word) * 2;
+  const int to = (lane_of / words * senders + word) % kLayerCluster;  // who does not send, too
   int sends = unit < plan.units && word < senders;
   int gate_row = GateRow(unit);  // and the next row
   uint32_t place = InBlock(

@@ -44,12 +44,13 @@ WeightsAhead FindWeightsAhead(const std::vector<ResolvedNode>& nodes, size_t fir
     }
     product = true;
     if (!between) continue;
+    // Whatever comes of the look: elsewhere the weights might be what can be asked for.
+    *reads_to = static_cast<uint32_t>(n) + 1;
     const MemoryRange weights = WeightsOf(nodes[n]);
     const int64_t size = weights.end - weights.begin;
     if (size < kParts * kAheadPiece || (ahead.matrices > 0 && size != bytes)) break;
     bytes = size;
     ahead.weights[ahead.matrices++] = weights.begin;
-    *reads_to = static_cast<uint32_t>(n) + 1;
     if (ahead.matrices == kMostAhead) break;
   }
   if (ahead.matrices == 0) return ahead;

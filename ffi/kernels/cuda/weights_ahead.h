@@ -11,9 +11,9 @@
 
 namespace jaxgraph {
 
-constexpr int kMostAhead = 2;              // matrices
-constexpr int32_t kAheadPiece = 4096;      // bytes asked for at once
-constexpr int64_t kAheadBytes = 4 << 20;   // of all matrices
+constexpr int kMostAhead = 2;             // matrices
+constexpr int32_t kAheadPiece = 4096;     // bytes asked for at once
+constexpr int64_t kAheadBytes = 4 << 20;  // of all matrices
 
 // From each matrix some pieces at the beginning of each of its parts, so that all who share the
 // matrix among themselves find some of theirs.
@@ -26,7 +26,7 @@ struct WeightsAhead {
 };
 
 // What the launch of nodes[first], an ATTENTION, may ask for: the first products behind those that
-// read its outputs. `*reads_to`: see Launch.
+// read its outputs. `*reads_to`: see Launch; it is behind all whose addresses were looked at.
 WeightsAhead FindWeightsAhead(const std::vector<ResolvedNode>& nodes, size_t first,
                               uint32_t* reads_to);
 

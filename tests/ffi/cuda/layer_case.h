@@ -17,6 +17,8 @@ struct StepShape {
   int64_t layers = 1, size = 64, kv_heads = 2, heads = 3, width = 16, hidden = 128, rows = 80;
   DType dtype = DType::kBF16;
   int64_t position = 40;
+  int64_t first_index = 0;       // at which the mask begins to count: at + first_index <= position
+  double masked = -HUGE_VAL;     // what hidden scores become
   int64_t written = 40;          // the row of the cache
   bool positions_first = false;  // the cache is [positions, heads, width]
   bool residual = false;         // the first norm adds two rows, too
@@ -178,6 +180,9 @@ inline LayerCase MakeLayers(Rng& rng, const StepShape& s) {
     spec.d = spec.e = s.width;
     spec.s = s.rows;
     spec.q = spec.k = spec.v = spec.out = t;
+    spec.masked_value = s.masked;
+    spec.first_index = s.first_index;
+    spec.declares_bound = s.first_index >= 0;
     Node attention = MakeAttention(rng, spec).node;
     const int64_t head = s.positions_first ? s.width : s.rows * s.width;
     const int64_t step = s.positions_first ? s.kv_heads * s.width : s.width;
@@ -286,11 +291,12 @@ inline LayerResults LayersInDouble(const LayerCase& c, const StepShape& s) {
       const int64_t head = h / s.heads;
       std::vector<double> scores;
       double peak = -HUGE_VAL, total = 0;
-      for (int64_t at = 0; at <= std::min(s.position, s.rows - 1); ++at) {
+      for (int64_t at = 0; at < s.rows; ++at) {
         double score = 0;
         for (size_t d = 0; d < width; ++d)
           score += q[h * width + d] * cached(l.keys, k, head, at, d);
-        scores.push_back(score / std::sqrt(static_cast<double>(width)));
+        score /= std::sqrt(static_cast<double>(width));
+        scores.push_back(at + s.first_index <= s.position ? score : s.masked);
         peak = std::max(peak, scores.back());
       }
       for (double& score : scores) total += score = std::exp(score - peak);

@@ -75,13 +75,12 @@ TEST_F(WeightsAheadTest, NothingBehindTheMatrix) {
   }
   nodes_[kGate].srcs[1] = Tensor(DType::kBF16, {1, 1, 8, 8});
   EXPECT_EQ(Find().matrices, 0);
-  EXPECT_EQ(reads_to_, 0u);
+  EXPECT_EQ(reads_to_, kGate + 1);
 }
 
 TEST_F(WeightsAheadTest, OnlyConstantOnes) {
   resolved_[kUp].constant_srcs = 0;
   EXPECT_EQ(Find().matrices, 1);
-  EXPECT_EQ(reads_to_, kGate + 1);
   resolved_[kGate].constant_srcs = 1;  // the row is, so it stands for the weights
   EXPECT_EQ(Find().matrices, 0);
   resolved_[kGate].constant_srcs = 0;
@@ -93,8 +92,13 @@ TEST_F(WeightsAheadTest, NoPartOfATensor) {
   EXPECT_EQ(Find().matrices, 0);
   nodes_[kGate].srcs[1].strides = {0, 0, 1, kSize};  // the other layout
   EXPECT_EQ(Find().matrices, 2);
+  // Where they are not aligned they are not asked for, but looked at all the same.
   resolved_[kUp].srcs[1] += 8;
   EXPECT_EQ(Find().matrices, 1);
+  EXPECT_EQ(reads_to_, kUp + 1);
+  resolved_[kGate].srcs[1] += 8;
+  EXPECT_EQ(Find().matrices, 0);
+  EXPECT_EQ(reads_to_, kGate + 1);
 }
 
 TEST_F(WeightsAheadTest, NotInRegionsAndNotFarAway) {

@@ -30,7 +30,8 @@ struct AttentionSpec {
   DType position = DType::kS32;                   // of integers
   int64_t first_position = 0, last_position = 0;  // positions are drawn from these
   double masked_value = -HUGE_VAL;
-  bool sink = false;  // every query has one
+  int64_t first_index = 0;  // with which the mask begins to count the cache's positions
+  bool sink = false;        // every query has one
   DType sink_dtype = DType::kF32;
   int64_t workspace = 0;  // floats; 0: there is none
 };
@@ -82,6 +83,7 @@ class ScoreProgram {
     }
     if (spec.causal) {
       p_.indices[0].strides[3] = 1;
+      p_.indices[0].offset = spec.first_index;
       p_.num_indices = 1;
       Add(ExprOp::kIndex, DType::kS64, 2);
       Load(3, spec.position, position_source());
