@@ -140,7 +140,6 @@ def _intern(treedef: Any, leaves: tuple[Any, ...], nbytes: int) -> PackSpec:
     return PackSpec(treedef, leaves, nbytes)
 
 
-@jax.tree_util.register_pytree_with_keys_class
 class Packed:
     """A pytree of arrays in one device buffer; itself a pytree with a single leaf.
 
@@ -193,18 +192,13 @@ class Packed:
         """Bytes of the buffer."""
         return self.spec.nbytes
 
-    def tree_flatten_with_keys(self) -> tuple[Any, PackSpec]:
-        return ((jax.tree_util.GetAttrKey("buffer"), self.buffer),), self.spec
-
-    def tree_flatten(self) -> tuple[Any, PackSpec]:
-        return (self.buffer,), self.spec
-
-    @classmethod
-    def tree_unflatten(cls, spec: PackSpec, children: Any) -> Packed:
-        return cls(children[0], spec)
-
     def __repr__(self) -> str:
         return f"Packed({len(self.spec.leaves)} leaves, {self.spec.nbytes} bytes)"
+
+
+# As a dataclass: then JAX reads the fields without calls into Python, which every call of a
+# function would pay for several times.
+jax.tree_util.register_dataclass(Packed, data_fields=["buffer"], meta_fields=["spec"])
 
 
 def pack(
