@@ -26,7 +26,7 @@ struct ResolvedNode {
   // kScratchBytes that the launches of one emission may pass on among themselves; null: none.
   char* scratch = nullptr;
 };
-constexpr uint64_t kScratchBytes = 72 << 10;
+constexpr uint64_t kScratchBytes = 88 << 10;
 
 // kScratchBytes, or 0 where no emitter needs them: kernels of whole layers do, and a layer has an
 // attention; an argmax behind a product uses them where they are. One answer for all devices: how

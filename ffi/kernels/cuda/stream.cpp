@@ -22,17 +22,34 @@ StreamTuning WideTuning(const StreamParams& params) {
 
 // Up to 8 rows. Few columns: more blocks share each of them, and the launches around find room
 // beside them; but where columns are short, too, clusters cost more than they bring.
+StreamTuning FewColumnsTuning(StreamKernel kernel, const StreamParams& params, bool along_k) {
+  const bool pair = params.activated != nullptr;
+  if (params.m > 1 && along_k && params.k > 4096) return {kernel, 132, 4, 2};
+  if (params.num_products == 1 || params.k > 1024) return {kernel, 264, 2, along_k ? 4 : 8};
+  if (along_k) return {kernel, pair ? 264 : 132, 3, 1};
+  return pair ? StreamTuning{kernel, 132, 3, 2} : StreamTuning{kernel, 264, 3, 4};
+}
+
+// Several rows make more work of a stage, and take more room. A launch of many tiles, or of two
+// blocks for each, does best with a multiprocessor for each block and deep rings; but along k
+// a stage has so few columns that it takes two blocks to keep up.
+StreamTuning RowsTuning(const StreamParams& params, bool along_k) {
+  constexpr StreamKernel kRows = StreamKernel::kRows;
+  const int32_t tiles = RowsTiles(params, along_k);
+  if (tiles > 132) {
+    const bool keeps_up = !along_k || (params.k >= 4096 && tiles > 264);
+    return keeps_up ? StreamTuning{kRows, 132, 4, 1} : StreamTuning{kRows, 264, 2, 1};
+  }
+  const bool halves = tiles <= 66 && !along_k && (params.k <= 2048 || params.k > 8192);
+  return halves ? StreamTuning{kRows, 132, 5, 2} : StreamTuning{kRows, 264, 3, 4};
+}
+
 StreamTuning TilesTuning(const StreamParams& params, bool along_k) {
   const StreamKernel kernel = params.m == 1 ? StreamKernel::kTiles : StreamKernel::kRows;
-  const bool pair = params.activated != nullptr;
-  const int64_t columns = pair ? params.product[0].n : ColumnsOf(params);
-  if (columns <= 2112) {
-    if (params.num_products == 1 || params.k > 1024) return {kernel, 264, 2, along_k ? 4 : 8};
-    if (along_k) return {kernel, pair ? 264 : 132, 3, 1};
-    return pair ? StreamTuning{kernel, 132, 3, 2} : StreamTuning{kernel, 264, 3, 4};
-  }
-  const bool long_columns = params.m == 1 && params.k >= 4096;
-  return long_columns ? StreamTuning{kernel, 132, 5, 4} : StreamTuning{kernel, 264, 3, 4};
+  const int64_t columns = params.activated != nullptr ? params.product[0].n : ColumnsOf(params);
+  if (columns <= 2112) return FewColumnsTuning(kernel, params, along_k);
+  if (params.m > 1) return RowsTuning(params, along_k);
+  return params.k >= 4096 ? StreamTuning{kernel, 132, 5, 4} : StreamTuning{kernel, 264, 3, 4};
 }
 
 // Warps that stream whole columns keep up where there are many; elsewhere tiles are done sooner.

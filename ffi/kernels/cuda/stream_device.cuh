@@ -49,6 +49,12 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const char* from, bool in
                "r"(inside ? 16 : 0)
                : "memory");
 }
+// The same of what this multiprocessor reads again: its first-level cache keeps it.
+__device__ __forceinline__ void CopyAsyncNear(uint32_t to, const char* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 16 : 0)
+               : "memory");
+}
 // Waits until at most `n` of the groups committed are still on their way. Not a switch: its table
 // of addresses lies in memory, and is cold the first time.
 __device__ __forceinline__ void WaitForCopies(int n) {
@@ -199,6 +205,12 @@ struct StreamBF16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(v.y), "f"(v.x));
     return bits;
   }
+  // What f32 would give, rounded: a product of two such numbers is exact there.
+  static __device__ __forceinline__ uint32_t Multiply(uint32_t a, uint32_t b) {
+    uint32_t bits;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
+    return bits;
+  }
 };
 struct StreamF16 {
   static constexpr bool kIsBF16 = false;
@@ -211,6 +223,11 @@ struct StreamF16 {
   static __device__ __forceinline__ uint32_t FromFloats(float2 v) {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(v.y), "f"(v.x));
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t Multiply(uint32_t a, uint32_t b) {
+    uint32_t bits;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
     return bits;
   }
 };
@@ -285,7 +302,7 @@ __device__ __forceinline__ uint32_t ScaledPair(const StreamParams& p, uint32_t x
   float2 h = T::ToFloats(x);
   h = {__fmul_rn(h.x, scale), __fmul_rn(h.y, scale)};
   if (p.weight != nullptr) {
-    if (p.rounds_first) h = T::ToFloats(T::FromFloats(h));
+    if (p.rounds_first) return T::Multiply(T::FromFloats(h), weight);
     const float2 w = T::ToFloats(weight);
     h = {__fmul_rn(h.x, w.x), __fmul_rn(h.y, w.y)};
   }

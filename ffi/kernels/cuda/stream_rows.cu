@@ -1,54 +1,30 @@
 // Streaming products of 2 to 8 rows on tensor cores, for which they are as much work as one. A
 // block makes the columns of a tile from its cluster's share of k; its warps share that, a stage at
-// a time, each through its own ring in shared memory. The rows stay in L2: a lane fetches the
-// elements that it multiplies into registers, a stage ahead, and norms them there. k may come in
-// any order, so a lane's are eight that lie together. The warps' sums meet in shared memory; of a
-// cluster each block finishes some rows, and the others send it theirs; both in order. The ring
-// runs on from one tile to the next; a cluster makes one.
+// a time, each through its own ring in shared memory. The rows stay in L2, and come with each stage
+// (stream_rows_stage.cuh); a lane norms what it multiplies. The warps' sums meet in shared memory;
+// of a cluster each block finishes some rows, and the others send it theirs; both in order. The
+// ring runs on from one tile to the next; a cluster makes one.
 #include <algorithm>
 
 #include "ffi/kernels/cuda/stream_candidate.cuh"
 #include "ffi/kernels/cuda/stream_device.cuh"
 #include "ffi/kernels/cuda/stream_launchers.h"
-#include "ffi/kernels/cuda/stream_stage.cuh"
+#include "ffi/kernels/cuda/stream_rows_stage.cuh"
 #include "ffi/kernels/cuda/strided_space.h"
 
 namespace jaxgraph {
 namespace {
 
-// What the rows add to a stage's shape.
-template <bool kAlongK, bool kPair>
-struct RowShape : Shape<kAlongK, kPair> {
-  using Base = Shape<kAlongK, kPair>;
-  static constexpr int kWords = Base::kDepth / 8;  // of a stage's rows, that a lane holds
-  // Floats from a row of sums to the next: what a warp writes at once falls into different banks.
-  static constexpr int kPitch = Base::kWidth + 4;
-  static constexpr int kQuads = Base::kWidth / 4;  // of a row of sums: a thread's
-  static constexpr bool kIsHead = !kPair && Base::kColumns == kStreamedHead;  // a tile's row
-};
-__host__ __device__ constexpr int NormBytes(int depth) {
-  return 2 * depth;
-}  // of a stage's part of the norm's weight
-
 #if __CUDA_ARCH__ >= 900
-// Where a piece of a line lies: the lines that a warp reads at once fall into different banks.
-template <bool kAlongK, typename S>
-struct Place {
-  static __device__ __forceinline__ uint32_t Of(int line, int piece) {
-    constexpr int kSpan = S::kDepth / 4;  // lines of one lane's k
-    const int turn = kAlongK ? (line & 1) * 4 : (line & 1) | (line / kSpan % 4) << 1;
-    return line * kLineBytes + ((piece ^ turn) << 4);
-  }
-};
-
 // Norms of several rows into shared memory. Each row has warps of its own, a power of two of them.
-// Each is stored by one block.
+// Each is stored by one block. Behind it come zeros, for stages end where k does not.
 template <typename T>
-__device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, uint32_t barrier,
-                                           float (*by_warp)[kStreamWarps]) {
+__device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, uint32_t barrier) {
   constexpr int kAtOnce = 4;
   const int pitch = p.row_pitch, eights = p.k / 8;
   const char* weight = rows + p.m * pitch;
+  auto by_warp = reinterpret_cast<float (*)[kStreamWarps]>(rows + (p.m + (p.weight != nullptr)) *
+                                                                      pitch);  // sums of squares
   if (threadIdx.x == 0 && p.weight != nullptr) {
     Expect(barrier, 16 * eights);
     BulkCopy(SharedAddress(weight), p.weight, 16 * eights, barrier);
@@ -58,6 +34,8 @@ __device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, ui
   const int m = threadIdx.x / kWarp / warps, step = warps * kWarp, thread = threadIdx.x % step;
   const bool stores = blockIdx.x == gridDim.x - 1 - m % gridDim.x;
   if (m < p.m) {
+    const int zeros = 16 * (eights + thread);
+    if (zeros < pitch) StoreEight(rows + m * pitch + zeros, {});
     float squares = 0;
     for (int first = thread; first < eights; first += kAtOnce * step) {
       Eight x[kAtOnce], added[kAtOnce];
@@ -97,133 +75,36 @@ __device__ __forceinline__ void BringNorms(const StreamParams& p, char* rows, ui
   }
 }
 
-// What a lane holds of a stage's rows: of row lane / 4, a fourth of every 32 or 16 k.
-template <typename S>
-struct Held {
-  uint32_t words[S::kWords];
-};
-// Bytes from the first k of a stage to the lane's.
-template <typename S>
-__device__ __forceinline__ int HeldAt(int group) {
-  constexpr int kBytes = S::kWords >= 4 ? 16 : 8;
-  return (group * 4 + static_cast<int>(threadIdx.x % 4)) * kBytes;
-}
-template <typename S>
-__device__ __forceinline__ void Fetch(const char* row, int k, int end, Held<S>* held) {
-  if constexpr (S::kWords == 2) {
-    const int at = 2 * k + HeldAt<S>(0);
-    uint2 v = {};
-    if (row != nullptr && at < 2 * end) v = *reinterpret_cast<const uint2*>(row + at);
-    held->words[0] = v.x;
-    held->words[1] = v.y;
-  } else {
+// The parts of the squares of the lane's row. Every warp sums them alike.
+class Squares {
+ public:
+  // Asks for the first of them, which are all, as a rule.
+  __device__ __forceinline__ explicit Squares(const StreamParams& p) {
 #pragma unroll
-    for (int g = 0; g < S::kWords / 4; ++g) {
-      const int at = 2 * k + HeldAt<S>(g);
-      uint4 v = {};
-      if (row != nullptr && at < 2 * end) v = *reinterpret_cast<const uint4*>(row + at);
-      held->words[4 * g] = v.x;
-      held->words[4 * g + 1] = v.y;
-      held->words[4 * g + 2] = v.z;
-      held->words[4 * g + 3] = v.w;
-    }
+    for (int j = 0; j < kFirst; ++j) first_[j] = Has(p, j) ? p.squares[At(j)] : 0.0f;
   }
-}
-
-// Norms what a lane holds; `weights` of the stage's k.
-template <typename T, typename S>
-__device__ __forceinline__ void Norm(const StreamParams& p, const char* weights, float scale,
-                                     Held<S>* held) {
-  const int bytes = S::kWords >= 4 ? 16 : 8;
+  // Of the row's norm.
+  __device__ __forceinline__ float Scale(const StreamParams& p) const {
+    float total = 0;
 #pragma unroll
-  for (int g = 0; g < (S::kWords + 3) / 4; ++g) {
-    uint32_t w[4] = {};
-    if (p.weight != nullptr) {
-      const char* from = weights + HeldAt<S>(g);
-      if (bytes == 16) {
-        const uint4 v = *reinterpret_cast<const uint4*>(from);
-        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-      } else {
-        const uint2 v = *reinterpret_cast<const uint2*>(from);
-        w[0] = v.x, w[1] = v.y;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < bytes / 4; ++j) {
-      uint32_t& x = held->words[4 * g + j];
-      x = ScaledPair<T>(p, x, w[j], scale);
-    }
-  }
-}
-
-template <typename S>
-__device__ __forceinline__ void StoreHeld(char* row, int k, int end, const Held<S>& held) {
-  if constexpr (S::kWords == 2) {
-    const int at = 2 * k + HeldAt<S>(0);
-    if (at < 2 * end) *reinterpret_cast<uint2*>(row + at) = {held.words[0], held.words[1]};
-  } else {
-#pragma unroll
-    for (int g = 0; g < S::kWords / 4; ++g) {
-      const int at = 2 * k + HeldAt<S>(g);
-      if (at < 2 * end) {
-        *reinterpret_cast<uint4*>(row + at) = {held.words[4 * g], held.words[4 * g + 1],
-                                               held.words[4 * g + 2], held.words[4 * g + 3]};
-      }
-    }
-  }
-}
-
-// sum += the stage (as columns by k) * rows.
-template <typename T, bool kAlongK, typename S>
-__device__ __forceinline__ void MultiplyStage(const char* stage, const Held<S>& x,
-                                              float (&sum)[S::kSides][S::kColumns / kStep][4]) {
-  using P = Place<kAlongK, S>;
-  const int lane = threadIdx.x % kWarp, high = lane / 4, low = lane % 4;
-  if constexpr (kAlongK) {
-#pragma unroll
-    for (int g = 0; g < S::kDepth / 32; ++g) {
-#pragma unroll
-      for (int i = 0; i < S::kSides * S::kColumns / kStep; ++i) {
-        const int side = i / (S::kColumns / kStep), c = i % (S::kColumns / kStep);
-        const int line = side * S::kSideLines + c * kStep + high;
-        const uint4 a = *reinterpret_cast<const uint4*>(stage + P::Of(line, 4 * g + low));
-        const uint4 b = *reinterpret_cast<const uint4*>(stage + P::Of(line + 8, 4 * g + low));
-        const uint32_t* words = x.words + 4 * g;
-        MultiplyAdd<T>(sum[side][c], a.x, b.x, a.y, b.y, words[0], words[1]);
-        MultiplyAdd<T>(sum[side][c], a.z, b.z, a.w, b.w, words[2], words[3]);
-      }
-    }
-  } else {
-    constexpr int kSpan = S::kDepth / 4;
-    const int q = lane % 8, half = lane / 16;
-#pragma unroll
-    for (int step = 0; step < S::kDepth / kStep; ++step) {
-      const int line = kSpan * (q / 2) + 4 * step + 2 * half + q % 2;
-#pragma unroll
-      for (int side = 0; side < S::kSides; ++side) {
-#pragma unroll
-        for (int c = 0; c < S::kColumns / kStep; ++c) {
-          uint32_t w[4];
-          LoadMatrix<false>(
-              SharedAddress(stage) + P::Of(side * S::kSideLines + line, 2 * c + lane / 8 % 2), w);
-          MultiplyAdd<T>(sum[side][c], w[0], w[1], w[2], w[3], x.words[2 * step],
-                         x.words[2 * step + 1]);
-        }
-      }
-    }
-  }
-}
-
-// The scale of the norm of the lane's row, of the parts of its squares: every warp sums them alike.
-__device__ __forceinline__ float ScaleOfParts(const StreamParams& p) {
-  const int lane = threadIdx.x % kWarp, high = lane / 4, low = lane % 4;
-  float total = 0;
+    for (int j = 0; j < kFirst; ++j) total += first_[j];
 #pragma unroll 8
-  for (int i = low; i < p.num_parts; i += 4) total += p.squares[i * kMaxFewRows + high];
-  total += __shfl_xor_sync(kAllLanes, total, 1);
-  total += __shfl_xor_sync(kAllLanes, total, 2);
-  return ScaleOf(p, total);
-}
+    for (int j = kFirst; Has(p, j); ++j) total += p.squares[At(j)];
+    total += __shfl_xor_sync(kAllLanes, total, 1);
+    total += __shfl_xor_sync(kAllLanes, total, 2);
+    return ScaleOf(p, total);
+  }
+
+ private:
+  static constexpr int kFirst = 8;
+  static __device__ __forceinline__ bool Has(const StreamParams& p, int j) {
+    return 4 * j + static_cast<int>(threadIdx.x % 4) < p.num_parts;
+  }
+  static __device__ __forceinline__ int At(int j) {
+    return (4 * j + threadIdx.x % 4) * kMaxFewRows + threadIdx.x % kWarp / 4;
+  }
+  float first_[kFirst];
+};
 
 // ---- the way out: a thread has four neighbouring columns of a row ----
 
@@ -379,14 +260,14 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   constexpr int kTiles = S::kColumns / kStep;
   static_assert(kMaxFewRows * S::kQuads <= kStreamThreads);
   extern __shared__ __align__(128) char shared[];
-  __shared__ float squares[kMaxFewRows][kStreamWarps];
   __shared__ __align__(8) uint64_t row_barrier, sum_barrier;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, high = lane / 4;
   const int warp_ring = p.stages * kStageBytes;
   char* ring = shared + warp * warp_ring;
   char* behind = shared + kStreamWarps * warp_ring;
-  char* norms = behind + warp * p.stages * NormBytes(S::kDepth);
-  behind += kStreamWarps * p.stages * NormBytes(S::kDepth);
+  const int warp_beside = p.stages * BesideBytes(S::kDepth);
+  char* beside = behind + warp * warp_beside;
+  behind += kStreamWarps * warp_beside;
   const BlockPlace place = PlaceOfBlock(p);
   // The warps' sums take their rings' place where no more tiles come through them.
   const bool single = p.pieces <= place.clusters;
@@ -398,17 +279,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   float* by_block = reinterpret_cast<float*>(behind);
   char* rows = behind + (p.splits - 1) * most * S::kWidth * 4;
 
-  Supply<kAlongK, kPair, Place<kAlongK, S>> supply(p, place, ring);
-  const auto start = [&](int stage) {
-    supply.Start(stage, [&](int k) {  // and the norm's weight
-      if (p.squares == nullptr || p.weight == nullptr) return;
-      const int at = 8 * lane;
-      if (at < S::kDepth) {
-        CopyAsync(SharedAddress(norms) + stage * NormBytes(S::kDepth) + 2 * at,
-                  p.weight + 2 * (k + at), k + at < supply.share().end);
-      }
-    });
-  };
+  RowSupply<S> supply(p, place, ring, beside);
   LetNextStart();
   if (p.splits > 1) {
     if (threadIdx.x == 0) {
@@ -419,7 +290,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
     ArriveInCluster();
   }
   if (!p.fetches_early) WaitForLaunchBefore();
-  for (int s = 0; s < p.stages; ++s) start(s);
+  for (int s = 0; s < p.stages; ++s) supply.StartWithoutRows(s);
   const bool norms_here = p.has_norm && p.squares == nullptr;
   if (norms_here) {
     PrefetchNormWeight(p);
@@ -428,21 +299,24 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   }
   if (p.splits > 1) WaitForCluster();  // all blocks have started
   WaitForLaunchBefore();
-  const char* row = high < p.m ? p.row + high * p.row_m : nullptr;
+  const Squares parts(p);
+  supply.StartFirstRows(place);
   if (norms_here) {
-    BringNorms<T>(p, rows, SharedAddress(&row_barrier), squares);
+    BringNorms<T>(p, rows, SharedAddress(&row_barrier));
     __syncthreads();
-    if (high < p.m) row = rows + high * p.row_pitch;
   }
-
-  constexpr int kRound = kStreamWarps * S::kDepth;
-  const int first = supply.First(), end = supply.share().end;
-  const int depth = max(end - first + kRound - 1, 0) / kRound;  // stages of a tile
-  Held<S> held, next;  // of this stage and of the one behind it
-  if (depth > 0) Fetch<S>(row, first, end, &held);
-  if (depth > 0) Fetch<S>(row, first + (depth > 1 ? kRound : 0), end, &next);
   const bool scales = p.squares != nullptr;
-  const float scale = scales ? ScaleOfParts(p) : 0;
+  const float scale = scales ? parts.Scale(p) : 0;
+
+  // Where the lane reads of the weights, the rows and the norm's weight.
+  const uint32_t weights_at = SharedAddress(ring) + ReadPlace<S>();
+  const uint32_t low = lane % 4 * Held<S>::kBytes;
+  const uint32_t norm_at = SharedAddress(beside) + RowBytes(S::kDepth) + low;
+  const uint32_t rows_at =
+      low + (norms_here ? SharedAddress(rows) + min(high, p.m - 1) * p.row_pitch
+                        : SharedAddress(beside) + high * 4 * Held<S>::kBytes);
+  const int rows_pitch = norms_here ? 64 : 64 * kMaxFewRows;
+  const int first = supply.First(), depth = supply.Depth();
 
   // What this thread has of a tile when the sums meet.
   const int m = threadIdx.x / S::kQuads, q = threadIdx.x % S::kQuads;
@@ -457,20 +331,17 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
     for (int i = 0; i < depth; ++i) {
       WaitForCopies(p.stages - 1);
       __syncwarp();  // the other lanes' copies, too
+      const int k = first + i * RowSupply<S>::kRound;
+      Held<S> held;
+      Load<S>(rows_at + (norms_here ? 2 * k : stage * BesideBytes(S::kDepth)), rows_pitch, &held);
       if (scales) {
-        Norm<T, S>(p, norms + stage * NormBytes(S::kDepth), scale, &held);
-        if (t == 0 && high < p.m) {
-          StoreHeld<S>(p.norm + high * p.norm_m, first + i * kRound, end, held);
-        }
+        Norm<T, S>(p, norm_at + stage * BesideBytes(S::kDepth), scale, &held);
+        if (t == 0 && high < p.m) Store<S>(held, p.norm + high * p.norm_m, k, supply.end());
       }
-      MultiplyStage<T, kAlongK, S>(ring + stage * kStageBytes, held, sum);
+      MultiplyStage<T, S>(weights_at + stage * kStageBytes, held, sum);
       __syncwarp();  // all lanes have read the stage
-      start(stage);
+      supply.Start(stage);
       if (++stage == p.stages) stage = 0;
-      held = next;
-      int ahead = i + 2;
-      if (ahead >= depth && more) ahead = depth > 1 ? ahead - depth : 0;  // the next tile's
-      if (ahead < depth) Fetch<S>(row, first + ahead * kRound, end, &next);
     }
     WayOut out;
     if (mine) FetchWayOut<S>(p, tile, m, q, &out);
@@ -517,6 +388,14 @@ struct RowsKernel {
       reinterpret_cast<const void*>(&StreamRowsKernel<T, kAlongK, kPair, kBest>)};
 };
 
+// How many clusters of an H200 run at once where each block asks for so much shared memory: some of
+// its groups of multiprocessors are smaller than others. Those left over would be a second round.
+int64_t ClustersAtOnce(int blocks, int64_t shared_bytes) {
+  constexpr int64_t kShared = 228 * 1024, kOwn = 1024 + 128;  // a block's: the system's, barriers
+  const int64_t side_by_side = std::min<int64_t>(kShared / (shared_bytes + kOwn), 3);
+  return side_by_side * (blocks >= 8 ? 15 : blocks >= 4 ? 31 : 132 / blocks);
+}
+
 StagePlan PlanRows(bool along_k, const StreamTuning& tuning, StreamParams* params) {
   StreamParams& p = *params;
   const bool pair = p.activated != nullptr;
@@ -527,16 +406,24 @@ StagePlan PlanRows(bool along_k, const StreamTuning& tuning, StreamParams* param
   // An odd multiple of 16 bytes: the rows fall into different banks.
   p.row_pitch = static_cast<int32_t>(CeilDiv(2 * p.k, 128) * 128 + 16);
   int32_t beside = 0;
-  if (p.has_norm && p.squares == nullptr) beside += (p.m + (p.weight != nullptr)) * p.row_pitch;
+  if (p.has_norm && p.squares == nullptr) {
+    beside += (p.m + (p.weight != nullptr)) * p.row_pitch +
+              kMaxFewRows * kStreamWarps * static_cast<int32_t>(sizeof(float));
+  }
   if (!single) beside += kStreamWarps * p.m * (width + 4) * static_cast<int32_t>(sizeof(float));
   const auto owned = static_cast<int32_t>(CeilDiv(p.m, p.splits));
   beside += (p.splits - 1) * owned * width * static_cast<int32_t>(sizeof(float));
-  const int32_t one_stage = kStreamWarps * (kStageBytes + NormBytes(stage.depth));
+  const int32_t one_stage = kStreamWarps * (kStageBytes + BesideBytes(stage.depth));
   const int64_t fitting = (kMaxStreamShared - beside) / one_stage;
   // At least so many that they also hold the warps' sums.
   const int64_t least = CeilDiv(p.m * (width + 4) * sizeof(float), kStageBytes);
-  p.stages = static_cast<int32_t>(std::max<int64_t>(
-      std::min<int64_t>({plan.stages, tuning.stages, fitting, int64_t{kMaxStages}}), least));
+  int64_t stages = std::min<int64_t>({plan.stages, tuning.stages, fitting, int64_t{kMaxStages}});
+  const auto at_once = [&] { return ClustersAtOnce(p.splits, stages * one_stage + beside); };
+  // A ring of one stage would be no ring.
+  while (stages > std::max<int64_t>(least, 2) && p.splits > 1 && at_once() < plan.clusters) {
+    --stages;
+  }
+  p.stages = static_cast<int32_t>(std::max(stages, least));
   plan.shared_bytes = p.stages * one_stage + beside;
   return plan;
 }
@@ -550,6 +437,10 @@ int32_t RowsTiles(const StreamParams& params, bool along_k) {
 
 bool FitsStreamRows(StreamParams params, bool along_k, const StreamTuning& tuning) {
   const bool heads = params.heads.cos != nullptr || params.heads.position != nullptr;
+  for (int i = 0; i < params.num_products; ++i) {
+    const int64_t pitch = params.product[i].pitch;
+    if (pitch != static_cast<int32_t>(pitch)) return false;
+  }
   return params.m > 1 && params.m <= kMaxFewRows && !(heads && along_k) &&
          PlanRows(along_k, tuning, &params).shared_bytes <= kMaxStreamShared;
 }

@@ -131,11 +131,6 @@ class Supply {
 
   // Starts the copies of the next stage, if there is one; commits them either way.
   __device__ __forceinline__ void Start(int stage) {
-    Start(stage, [](int) {});
-  }
-  // `beside` may start more copies, of what belongs to k from where the stage begins on.
-  template <typename Beside>
-  __device__ __forceinline__ void Start(int stage, Beside beside) {
     if (tile_ < p_.pieces) {
       const Tile tile = TileOf<S>(p_, tile_);
       const int lane = threadIdx.x % kWarp, piece = lane % 8, line = lane / 8;
@@ -157,7 +152,6 @@ class Supply {
           from += step;
         }
       }
-      beside(at_);
       at_ += kStreamWarps * S::kDepth;
       if (at_ >= share_.end) {
         tile_ += clusters_;

@@ -247,6 +247,25 @@ TEST_F(StreamGroupTest, WhatDoesNotFit) {
   EXPECT_EQ(name_of(nothing, odd), "stream");
 }
 
+TEST_F(StreamGroupTest, ColumnsOrRowsOfAMatrixThatLieFarApart) {
+  for (const bool along_k : {true, false}) {
+    for (const int64_t pitch : {int64_t{1} << 30, (int64_t{1} << 30) - 8}) {
+      Rng rng(11);
+      GroupShape s;
+      s.m = 4;
+      s.along_k = along_k;
+      GroupCase c = MakeGroup(rng, s);
+      c.nodes[0].srcs[1].strides[along_k ? 3 : 2] = pitch;
+      std::vector<ResolvedNode> nodes = ResolveAll(c, FarApart(c));
+      nodes[0].outs[0] = reinterpret_cast<char*>(uintptr_t{1} << 50);  // behind all of the matrix
+      std::vector<Launch> launches;
+      Covered(c, nodes, true, &launches);
+      const std::string kind = pitch < int64_t{1} << 30 ? "rows" : "wide";
+      EXPECT_EQ(launches[0].kernel->name, "stream_" + kind + (along_k ? "_along_k" : "_along_n"));
+    }
+  }
+}
+
 GroupShape Head() {
   GroupShape s;
   s.out = DType::kF32;
@@ -282,6 +301,21 @@ TEST_F(StreamGroupTest, AnArgmaxReadsWhatTheProductsWarpsLeave) {
         EXPECT_LE(m * argmax.places * sizeof(StreamCandidate), kScratchBytes);
       }
     }
+  }
+}
+
+// Of eight rows of 4096, their sums, the parts of their squares and candidates find room.
+TEST_F(StreamGroupTest, AnArgmaxBehindANormThatTheProductBeforeBegins) {
+  for (const bool along_k : {true, false}) {
+    GroupShape s = Head();
+    s.m = 8;
+    s.k = 4096;
+    s.columns = {9000};
+    s.before = 64;
+    s.along_k = along_k;
+    s.stores_sum = false;
+    Rng rng(12);
+    EXPECT_EQ(Covered(MakeGroup(rng, s)), Counts{4});
   }
 }
 

@@ -342,6 +342,57 @@ TEST_F(StreamTest, NormsOfSumsThatTheLaunchBeforeMakes) {
   }
 }
 
+// Squares whose sums are exact in any order, so the norm has the bits of the ROW kernel's, whatever
+// the weight: numbers without their leading bit, zeros, infinities.
+TEST_F(StreamTest, NormsThatRoundOnlyOnce) {
+  Rng rng(15);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const bool along_k : {true, false}) {
+      for (const int64_t m : {1, 2, 7}) {
+        for (const bool carries : {true, false}) {
+          GroupShape s;
+          s.dtype = s.out = dtype;
+          s.m = m;
+          s.k = carries ? 1024 : 264;
+          s.along_k = along_k;
+          s.norm = s.residual = true;
+          s.before = carries ? 64 : 0;
+          s.rounds_first = Chance(rng, 0.7);
+          GroupCase c = MakeGroup(rng, s);
+          const auto fill = [&](const TensorRef& t, auto bits) {
+            auto* items = reinterpret_cast<uint16_t*>(c.buffers[t.base].data());
+            std::generate_n(items, c.buffers[t.base].size() / 2, bits);
+          };
+          // The product, or what is added without one, is zero; the rows are 1/2, 1 or 2.
+          const Node& norm = c.nodes[carries ? 1 : 0];
+          fill(carries ? c.nodes[0].srcs[0] : norm.srcs[1], [] { return uint16_t{0}; });
+          const int one = dtype == DType::kBF16 ? 0x3f80 : 0x3c00;
+          const int exponent = dtype == DType::kBF16 ? 0x80 : 0x400;
+          fill(norm.srcs[0], [&] {
+            const int64_t sign = UniformInt(rng, 0, 1) << 15;
+            return static_cast<uint16_t>(sign + one + exponent * UniformInt(rng, -1, 1));
+          });
+          fill(norm.srcs[2], [&] {
+            const auto bits = static_cast<uint16_t>(UniformInt(rng, 0, 0xffff));
+            const int most = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
+            if ((bits & 0x7fff) > most) return uint16_t{1};  // not a number
+            return Chance(rng, 0.3) ? static_cast<uint16_t>(bits & (0x8000 | (exponent - 1)))
+                                    : bits;
+          });
+          Buffers fused, single;
+          ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, true, carries && m > 1 ? 2 : carries + 1, &fused));
+          ASSERT_NO_FATAL_FAILURE(RunOnCuda(c, false, c.nodes.size(), &single));
+          for (const TensorRef& t : norm.outs) {
+            EXPECT_TRUE(fused[t.base] == single[t.base])
+                << NameOf(dtype) << " m " << m << (along_k ? " along k" : " along n")
+                << (carries ? " carried" : "") << (s.rounds_first ? " rounded first" : "");
+          }
+        }
+      }
+    }
+  }
+}
+
 // Query, key and value products whose heads are turned, and written into caches.
 TEST_F(StreamTest, HeadsThatAreTurnedAndCached) {
   Rng rng(13);
@@ -381,6 +432,61 @@ TEST_F(StreamTest, HeadsThatAreTurnedAndCached) {
           const uint32_t out = c.nodes[n].outs[0].base;
           EXPECT_TRUE(fused[out] == after[out]) << "node " << n;
         }
+      }
+    }
+  }
+}
+
+// Clusters that find no room would run when the others are done: twice the time.
+TEST_F(StreamTest, AllClustersRunAtOnce) {
+  int multiprocessors = 0;
+  ASSERT_CUDA(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_->ordinal()));
+  if (multiprocessors < 132) GTEST_SKIP() << "the settings are for 132 multiprocessors";
+  struct Products {
+    int32_t k, n, count;
+    bool pair;
+  };
+  const Products all[] = {{576, 960, 3, false},   {576, 576, 1, false},    {576, 1536, 2, true},
+                          {1536, 576, 1, false},  {2048, 3072, 3, false},  {2048, 2048, 1, false},
+                          {2048, 8192, 2, true},  {8192, 2048, 1, false},  {4096, 6144, 3, false},
+                          {4096, 4096, 1, false}, {4096, 14336, 2, true},  {14336, 4096, 1, false},
+                          {5120, 5120, 1, false}, {13824, 5120, 1, false}, {3072, 3072, 1, false},
+                          {8192, 8192, 1, false}};
+  for (const auto& [k, n, count, pair] : all) {
+    for (const bool along_k : {true, false}) {
+      for (int m = 2; m <= 8; ++m) {
+        StreamParams p = {};
+        p.m = m;
+        p.k = k;
+        p.num_products = count;
+        for (int i = 0; i < count; ++i) {
+          p.product[i].n = pair ? n : n / count;
+          p.product[i].out_dtype = DType::kBF16;
+        }
+        char activated = 0;
+        if (pair) p.activated = &activated;
+        std::vector<Launch> launches;
+        LaunchStream(p, DType::kBF16, along_k, DefaultTuning(p, along_k), &launches);
+        const Launch& launch = launches[0];
+        if (launch.cluster == 1) continue;
+        ASSERT_CUDA(cudaFuncSetAttribute(launch.kernel->cuda_function,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(launch.shared_bytes)));
+        cudaLaunchAttribute cluster = {};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {launch.cluster, 1, 1};
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(launch.grid[0]);
+        config.blockDim = dim3(launch.block[0]);
+        config.dynamicSmemBytes = launch.shared_bytes;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        int at_once = 0;
+        ASSERT_CUDA(
+            cudaOccupancyMaxActiveClusters(&at_once, launch.kernel->cuda_function, &config));
+        EXPECT_LE(launch.grid[0] / launch.cluster, static_cast<uint32_t>(at_once))
+            << k << " to " << n << (along_k ? " along k, " : " along n, ") << m << " rows";
       }
     }
   }
