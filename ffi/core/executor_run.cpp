@@ -31,6 +31,7 @@ Status Executor::Impl::Record(Context& context, Entry& entry, const Call& call,
 
   Recorder recorder = MakeRecorder(context, *variant);
   const bool first = variant->stage != Stage::kCaptured;
+  recording.index = PlanIndex();  // of other chunks; what comes may be cut short by an exception
   while (recording.chunks.size() > plan.chunks.size()) recording.chunks.pop_back();
   while (recording.chunks.size() < plan.chunks.size()) {
     recording.chunks.emplace_back(device, variant->stats);

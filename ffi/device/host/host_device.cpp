@@ -13,6 +13,9 @@ namespace jaxgraph {
 namespace {
 
 constexpr size_t kArenaAlignment = 256;
+struct FreeArena {
+  void operator()(void* base) const { ::operator delete(base, std::align_val_t{kArenaAlignment}); }
+};
 
 Status Dead(const char* what) {
   return Status(Code::kInternal, std::string(what) + " is not alive");
@@ -62,9 +65,7 @@ struct HostDevice::HostStream {
 HostDevice::HostDevice(int ordinal) : ordinal_(ordinal) {}
 
 HostDevice::~HostDevice() {
-  for (void* base : arenas_) {
-    ::operator delete(base, std::align_val_t{kArenaAlignment});
-  }
+  for (void* base : arenas_) FreeArena()(base);
 }
 
 // Odd, so that no handle can be mistaken for a pointer to a ParallelFor.
@@ -335,20 +336,19 @@ Status HostDevice::ArenaReserve(Stream, uint64_t bytes, void** base, uint64_t* c
   }
   const uint64_t wanted =
       std::max<uint64_t>((bytes + kArenaAlignment - 1) / kArenaAlignment, 1) * kArenaAlignment;
-  void* fresh = ::operator new(wanted, std::align_val_t{kArenaAlignment}, std::nothrow);
+  std::unique_ptr<void, FreeArena> fresh(
+      ::operator new(wanted, std::align_val_t{kArenaAlignment}, std::nothrow));
   if (fresh == nullptr) {
     return Status(Code::kOutOfMemory, "an arena of " + std::to_string(wanted) + " bytes");
   }
   std::lock_guard lock(mutex_);
+  if (*base != nullptr && arenas_.count(*base) == 0) return Dead("arena");
+  arenas_.insert(fresh.get());  // may throw: then the old memory is still there
   if (*base != nullptr) {
-    if (arenas_.erase(*base) == 0) {
-      ::operator delete(fresh, std::align_val_t{kArenaAlignment});
-      return Dead("arena");
-    }
-    ::operator delete(*base, std::align_val_t{kArenaAlignment});
+    arenas_.erase(*base);
+    FreeArena()(*base);
   }
-  arenas_.insert(fresh);
-  *base = fresh;
+  *base = fresh.release();
   *capacity = wanted;
   *moved = true;
   return Status::Ok();
@@ -360,7 +360,7 @@ void HostDevice::ArenaRelease(Stream, void* base) {
     ++misuses_;
     return;
   }
-  ::operator delete(base, std::align_val_t{kArenaAlignment});
+  FreeArena()(base);
 }
 
 Status HostDevice::WriteDot(GraphHandle handle, const std::string& path) {

@@ -205,6 +205,50 @@ TEST(ExecutorFaults, AnExceptionMidwayLeavesNoStaleRecording) {
   EXPECT_EQ(executor.Stats(7).failures, 0u);  // the capture was ended
 }
 
+// Where fewer chunks were to come of it, nobody says that nodes are in those that are gone.
+TEST(ExecutorFaults, AnExceptionMidwayLeavesNoNodesInChunksThatAreGone) {
+  class Throwing final : public HostDevice {
+   public:
+    Status Instantiate(GraphHandle graph, ExecHandle* exec) override {
+      if (armed) throw std::bad_alloc();
+      return HostDevice::Instantiate(graph, exec);
+    }
+    bool armed = false;
+  };
+  Throwing device;
+  TestEmitter emitter(ByAlignment::kFusion);
+  Executor executor(&device, &emitter);
+  StepBuffers b;
+  Program program = StepProgram();
+  program.bases[6].nbytes = kBigBytes;  // too large for a slot
+  program.options.fusion = true;
+  program.options.chunk_size = 1;
+  const auto sealed = Seal(program);
+  std::vector<char> memory(kBigBytes + 256);
+  char* const aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+  const auto call = [&](char* y) {
+    return executor.Execute(sealed, b.Operands(), {b.Results()[0], y}, nullptr).ok();
+  };
+  const auto described = [&] {  // chunks, and nodes in them
+    std::pair<size_t, size_t> sum;
+    const VariantDescription variant = executor.Variants(7).at(0);
+    for (const ChunkDescription& chunk : variant.chunks) {
+      ++sum.first;
+      sum.second += chunk.node_count;
+    }
+    return sum;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(call(aligned + sizeof(float)));
+  const auto [chunks, nodes] = described();
+  EXPECT_EQ(nodes, program.nodes.size());
+  device.armed = true;
+  EXPECT_THROW((void)call(aligned), std::bad_alloc);  // the last two nodes are fused now
+  device.armed = false;
+  EXPECT_EQ(described(), std::make_pair(chunks - 1, size_t{0}));
+  EXPECT_TRUE(call(aligned));
+  EXPECT_EQ(described(), std::make_pair(chunks - 1, nodes));
+}
+
 // The same while a variant takes new addresses over: some bases are of the new call by then, some
 // of the last one. A call with the last one's addresses must not find the variant as it left it.
 TEST(ExecutorFaults, AnExceptionWhileAddressesAreTakenOverLeavesNothingStale) {

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
+#include <new>
 
 #include "ffi/device/host/serial_for.h"
+#include "tests/ffi/core/allocations.h"
 
 namespace jaxgraph {
 namespace {
@@ -265,6 +268,34 @@ TEST_F(HostDeviceTest, ArenaGrowsByMoving) {
   EXPECT_EQ(base, second);
   static_cast<char*>(base)[0] = 1;
   device_.ArenaRelease(nullptr, base);
+}
+
+// An exception on the way leaves the caller the arena that it had.
+TEST_F(HostDeviceTest, ArenaThatCannotBeNotedIsNotTakenForTheOldOne) {
+  for (uint64_t allocation = 1, thrown = 1; thrown > 0; ++allocation) {
+    void* base = nullptr;
+    uint64_t capacity = 0;
+    bool moved = false;
+    ASSERT_TRUE(device_.ArenaReserve(nullptr, 1000, &base, &capacity, &moved).ok());
+    std::memset(base, 7, capacity);
+    void* const first = base;
+    thrown = 0;
+    failing_allocation = allocation;
+    try {
+      ASSERT_TRUE(device_.ArenaReserve(nullptr, 100000, &base, &capacity, &moved).ok());
+    } catch (const std::bad_alloc&) {
+      thrown = 1;
+    }
+    failing_allocation = 0;
+    if (thrown > 0) {
+      EXPECT_EQ(base, first);
+      EXPECT_EQ(static_cast<char*>(base)[capacity - 1], 7);
+    }
+    EXPECT_EQ(device_.live_handles().arenas, 1);
+    device_.ArenaRelease(nullptr, base);
+    EXPECT_GT(allocation + thrown, 1u);  // one at least can fail
+  }
+  EXPECT_EQ(device_.misuses(), 0);
 }
 
 }  // namespace
