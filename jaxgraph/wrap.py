@@ -258,11 +258,21 @@ class GraphedFunction(Observed):
           *args: arguments of a call.
           **kwargs: keyword arguments of a call.
         """
-        kept = []  # as in a loop: the next call's results lie elsewhere, so they will get slots
+        donated = self._parameters.keys(self._parameters.donated, len(args))
+        arguments = [*enumerate(args), *kwargs.items()]
+        leaves = jax.tree.leaves([argument for key, argument in arguments if key in donated])
+        types = {(t.shape, t.dtype) for t in map(jax.typeof, leaves)}
+        # As in a loop: the next call's results lie elsewhere, so they will get slots; but those in
+        # donated buffers stay there.
+        kept = []
         for _ in range(self.options.warmup_calls):
             copied_args, copied_kwargs = self.with_copies(args, kwargs)
             results = jax.block_until_ready(self(*copied_args, **copied_kwargs))
-            kept += [r for r in jax.tree.leaves(results) if r.nbytes <= _SMALL_BYTES]
+            kept += [
+                r
+                for r in jax.tree.leaves(results)
+                if r.nbytes <= _SMALL_BYTES and (r.shape, r.dtype) not in types
+            ]
             del results
 
     def reserve(self, /, *args: Any, **kwargs: Any) -> int:

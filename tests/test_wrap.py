@@ -281,19 +281,24 @@ def test_explain_speaks_of_the_call_it_was_asked_about():
 
 
 def test_small_results_of_a_warmup_move_as_in_a_loop(monkeypatch):
-    """So their slots are part of what is captured. Large ones are not kept: memory may be short."""
-    step = jaxgraph.wrap(lambda x: (x * 2 + 1, x[0, 0] * 2 + 1), options=STRICT)
+    """So their slots are part of what is captured. Large ones are not kept: memory may be short.
+    Nor are those in donated buffers, which stay where they are in a loop."""
+
+    def fun(x, cache):
+        return x * 2 + 1, x[0, 0] * 2 + 1, {"cache": cache * 2 + 1}
+
+    step = jaxgraph.wrap(fun, donate_argnums=(1,), options=STRICT)
     call, made, alive = type(step).__call__, [], []
 
     def noting(self, *args):
         alive.append([result() is not None for result in made])
         results = call(self, *args)
-        made.extend(map(weakref.ref, results))
+        made.extend(map(weakref.ref, jax.tree.leaves(results)))
         return results
 
     monkeypatch.setattr(type(step), "__call__", noting)
-    step.warmup(jnp.ones((1024, 1024)))
-    assert alive == [[], [False, True]]
+    step.warmup(jnp.ones((1024, 1024)), jnp.ones((4, 8)))
+    assert alive == [[], [False, True, False]]
 
 
 def test_warmup_captures_without_consuming_what_is_donated():
