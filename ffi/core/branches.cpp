@@ -16,6 +16,7 @@ SideStreams::~SideStreams() {
 
 Status SideStreams::Get(size_t index, Stream* stream) {
   while (streams_.size() <= index) {
+    streams_.reserve(streams_.size() + 1);  // before there is one to keep
     Stream made = nullptr;
     JAXGRAPH_RETURN_IF_ERROR(device_->CreateStream(&made));
     streams_.push_back(made);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 namespace jaxgraph {
@@ -130,6 +131,8 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
     return status;
   }
   captured_ = true;
+  const auto destroy = [this](GraphHandle unused) { device_->DestroyGraph(unused); };
+  std::unique_ptr<void, decltype(destroy)> owned(graph, destroy);  // if there is an exception, too
 
   if (chunk->captured() && depth_ == UpdateDepth::kInstantiate) {
     log_("updates are switched off");
@@ -138,7 +141,6 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
     const Status updated = UpdateInPlace(chunk, graph);
     if (updated.code() != Code::kUpdateRefused) {
       // The executable still answers to the nodes of the graph that it came from.
-      device_->DestroyGraph(graph);
       chunk->settled_ = updated.ok();
       return updated;
     }
@@ -146,7 +148,7 @@ Status Recorder::Recapture(RecordedChunk* chunk) {
     chunk->Destroy();
   }
 
-  chunk->graph_ = graph;  // owned from here on
+  chunk->graph_ = owned.release();
   chunk->nodes_ = std::move(nodes);
   return Instantiate(chunk);
 }

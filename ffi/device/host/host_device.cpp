@@ -125,8 +125,9 @@ Status HostDevice::IsCapturing(Stream stream, bool* capturing) {
 
 Status HostDevice::CreateStream(Stream* stream) {
   std::lock_guard lock(mutex_);
-  *stream = reinterpret_cast<void*>(NextId());
-  streams_.emplace(*stream, std::make_unique<HostStream>());
+  const Stream made = reinterpret_cast<void*>(NextId());
+  streams_.emplace(made, std::make_unique<HostStream>());
+  *stream = made;
   return Status::Ok();
 }
 
@@ -216,8 +217,9 @@ Status HostDevice::EndCapture(Stream stream, GraphHandle* graph) {
     *other = HostStream();
   }
   if (unjoined) return Status(Code::kDeviceError, "capture ended with a fork that nobody joined");
-  *graph = reinterpret_cast<void*>(NextId());
-  graphs_.emplace(*graph, captured);
+  const GraphHandle made = reinterpret_cast<void*>(NextId());
+  graphs_.emplace(made, captured);
+  *graph = made;
   return Status::Ok();
 }
 
@@ -229,8 +231,9 @@ Status HostDevice::Instantiate(GraphHandle graph, ExecHandle* exec) {
   auto made = std::make_shared<Exec>();
   made->source = it->second;
   made->launches = it->second->launches;
-  *exec = reinterpret_cast<void*>(NextId());
-  execs_.emplace(*exec, std::move(made));
+  const ExecHandle handle = reinterpret_cast<void*>(NextId());
+  execs_.emplace(handle, std::move(made));
+  *exec = handle;
   return Status::Ok();
 }
 

@@ -407,6 +407,7 @@ TEST(ExecutorSlots, CallsThatAreRefusedLeaveNothingStale) {
       if (HasFatalFailure()) return;
     }
     drained += games.drained();
+    games.Close();
   }
   EXPECT_GT(drained, 0u);
   EXPECT_GT(refused, 0u);

@@ -43,6 +43,7 @@ void RunThreads(Machine* devices, const std::function<void()>& meanwhile) {
       for (int i = 0; i < kCalls; ++i) {
         const int f = (i + t) % kFunctions;
         if (i % 5 == 0) b[f].MoveX();
+        if (i % 2 == 0) b[f].MoveY();
         if (i % 50 == 49) b[f].MoveAcc();
         Machine& m = devices[(i / 7 + t) % kDevices];
         b[f].Check(m.executor.get(), programs[f], (t + i) % 50, static_cast<float>(f + 1),
