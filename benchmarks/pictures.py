@@ -86,7 +86,7 @@ def timeline_figure(figures: Figures) -> Figure:
     ours = engines["jaxgraph"]["kernels"]
     _draw_kernels(enlarged, ours, edgecolor="white", linewidth=1)
     enlarged.set_xlim(0, min(ENLARGED_US, ours[-1]["end_us"]))
-    enlarged.set_title("jaxgraph, from the step's begin on", loc="left", fontsize=9)
+    enlarged.set_title("jaxgraph, the beginning of the step", loc="left", fontsize=9)
     enlarged.set_xlabel("µs")
     known = {kernel["kind"] for step in engines.values() for kernel in step["kernels"]}
     patches = [Patch(color=KERNELS.get(k, OTHER_KERNELS), label=k) for k in sorted(known)]

@@ -222,7 +222,7 @@ TEST_F(LayerTest, RandomSizes) {
   EXPECT_GT(fitting, 10);
 }
 
-// Messages of one word, of two and of four; fewer chunks of weights than a warp holds, as many, and
+// Messages of one word and of two; fewer chunks of weights than a warp holds, as many, and
 // more; positions for half of the warps, and for all of them; one cluster for the MLP, and several.
 TEST_F(LayerTest, EveryWayToShare) {
   Rng rng(9);
