@@ -13,6 +13,7 @@ namespace jaxgraph {
 
 constexpr int kMaxStreamed = 4;  // matrices
 constexpr int kMaxStreamRows = 64;
+constexpr int kMaxStreamLength = 1 << 28;  // of a row: its bytes are counted in 32 bits
 // Every block computes the norms for itself: beyond so many elements that costs more than a kernel
 // of its own, which several rows share better than one.
 constexpr int kMaxNormElements = 8 * 1024;

@@ -128,7 +128,8 @@ bool IsStreamed(const ResolvedNode& at, Streamed* s) {
   const DType t = p.b_dtype;
   if ((t != DType::kBF16 && t != DType::kF16) || p.a_dtype != t) return false;
   if (p.out_dtype == DType::kF64 || p.batch[0] != 1 || p.batch[1] != 1) return false;
-  if (p.m < 1 || p.m > kMaxStreamRows || p.n < 1 || p.k < 8 || p.k % 8 != 0) return false;
+  if (p.m < 1 || p.m > kMaxStreamRows || p.n < 1) return false;
+  if (p.k < 8 || p.k % 8 != 0 || p.k > kMaxStreamLength) return false;
   s->along_k = p.b_k == 2;
   const int64_t pitch = s->along_k ? p.b_n : p.b_k;
   if (!s->along_k && (p.b_n != 2 || p.n % 8 != 0)) return false;

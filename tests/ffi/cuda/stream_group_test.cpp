@@ -266,6 +266,29 @@ TEST_F(StreamGroupTest, ColumnsOrRowsOfAMatrixThatLieFarApart) {
   }
 }
 
+TEST_F(StreamGroupTest, RowsOfGigabytes) {
+  for (const bool along_k : {true, false}) {
+    for (const int64_t k : {int64_t{1} << 28, (int64_t{1} << 28) + 8, int64_t{1} << 30}) {
+      Rng rng(12);
+      GroupShape s;
+      s.m = 4;
+      s.along_k = along_k;
+      GroupCase c = MakeGroup(rng, s);
+      TensorRef &rows = c.nodes[0].srcs[0], &matrix = c.nodes[0].srcs[1];
+      rows.shape[3] = matrix.shape[2] = k;
+      rows.strides[2] = k;
+      if (along_k) matrix.strides[3] = k;
+      std::vector<ResolvedNode> nodes = ResolveAll(c, FarApart(c));
+      nodes[0].srcs[1] = reinterpret_cast<const char*>(uintptr_t{1} << 45);
+      nodes[0].outs[0] = reinterpret_cast<char*>(uintptr_t{1} << 50);
+      std::vector<Launch> launches;
+      Covered(c, nodes, true, &launches);
+      const bool streams = std::string(launches[0].kernel->name).find("stream") == 0;
+      EXPECT_EQ(streams, k <= int64_t{1} << 28) << k;
+    }
+  }
+}
+
 GroupShape Head() {
   GroupShape s;
   s.out = DType::kF32;
