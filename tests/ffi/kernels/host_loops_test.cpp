@@ -175,6 +175,17 @@ TEST_P(HostLoopsTest, FunctionsAreAccurate) {
   }
 }
 
+TEST_P(HostLoopsTest, FunctionsOfZeros) {
+  const Floats zeros = {-0.0f, 0.0f};
+  for (int o = static_cast<int>(ExprOp::kExp); o <= static_cast<int>(ExprOp::kErfInv); ++o) {
+    SCOPED_TRACE(o);
+    const auto op = static_cast<ExprOp>(o);
+    Floats want;
+    for (const float x : zeros) want.push_back(static_cast<float>(ReferenceUnary(op, x)));
+    ExpectSame(Compute<float>(op, DType::kF32, zeros), want);
+  }
+}
+
 TEST_P(HostLoopsTest, ReductionsOverAnyLength) {
   for (int n : {1, 2, 3, 15, 16, 17, 255, 511, 512}) {
     Rng rng(n);
