@@ -4,8 +4,8 @@
 #
 #     scripts/sanitize.sh [thread] [address,undefined]
 #
-# It compiles what they need and no kernels, which would take most of the time and have tests of
-# their own; -DJAXGRAPH_SANITIZE=... builds everything with a sanitizer.
+# It compiles what they need and no kernels but the executor's copies: kernels would take most of the
+# time and have tests of their own; -DJAXGRAPH_SANITIZE=... builds everything with a sanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ for sanitizer in "${sanitizers[@]}"; do
   export flags="-std=c++17 -O1 -g1 -fno-omit-frame-pointer -ffp-contract=off -I. -fsanitize=$sanitizer"
   mkdir -p "$build"
   rm -f "$build"/*.o
-  printf '%s\n' ffi/core/*.cpp ffi/device/*.cpp ffi/device/host/*.cpp \
+  printf '%s\n' ffi/core/*.cpp ffi/device/*.cpp ffi/device/host/*.cpp ffi/kernels/host/slot_copy.cpp \
     tests/ffi/core/*_test.cpp tests/ffi/device/*_test.cpp |
     xargs -P "$(nproc)" -I{} bash -c '$CXX $flags -c {} -o "$build/$(tr / _ <<<{}).o"'
   # shellcheck disable=SC2086

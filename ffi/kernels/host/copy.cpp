@@ -1,6 +1,4 @@
-// COPY, and the executor's copies into slots and out of them.
-#include <algorithm>
-#include <cstring>
+// COPY.
 #include <type_traits>
 
 #include "ffi/kernels/host/ops.h"
@@ -29,27 +27,6 @@ void RunCopyNode(const void* params, ParallelFor& pool) {
 
 const KernelInfo kCopy = {"host_copy", sizeof(CopyParams), RunCopyNode};
 
-void RunSlotFill(const void* params, ParallelFor&) {
-  const SlotFill& p = *static_cast<const SlotFill*>(params);
-  for (uint64_t i = 0; i < p.num_copies; ++i) {
-    std::memcpy(p.copies[i].dst, p.copies[i].src, p.copies[i].bytes);
-  }
-  if (p.num_addresses > 0) std::memcpy(p.table, p.addresses, p.num_addresses * sizeof(char*));
-}
-
-const KernelInfo kSlotFill = {"host_slot_fill", sizeof(SlotFill), RunSlotFill};
-
-void RunSlotDrain(const void* params, ParallelFor&) {
-  const SlotDrain& p = *static_cast<const SlotDrain*>(params);
-  for (uint64_t i = 0; i < p.num_sources; ++i) {
-    char* dst;
-    std::memcpy(&dst, p.table + i * sizeof dst, sizeof dst);
-    std::memcpy(dst, p.sources[i].src, p.sources[i].bytes);
-  }
-}
-
-const KernelInfo kSlotDrain = {"host_slot_drain", sizeof(SlotDrain), RunSlotDrain};
-
 }  // namespace
 
 Status EmitCopy(const ResolvedNode& resolved, Launch* launch) {
@@ -60,16 +37,6 @@ Status EmitCopy(const ResolvedNode& resolved, Launch* launch) {
   launch->kernel = &kCopy;
   launch->set_params(p);
   return Status::Ok();
-}
-
-void EmitHostSlotFill(const SlotFill& fill, Launch* launch) {
-  launch->kernel = &kSlotFill;
-  launch->set_params(fill);
-}
-
-void EmitHostSlotDrain(const SlotDrain& drain, Launch* launch) {
-  launch->kernel = &kSlotDrain;
-  launch->set_params(drain);
 }
 
 }  // namespace jaxgraph

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ffi/kernels/emitter.h"
-#include "ffi/kernels/host/host_emitter.h"
+#include "ffi/kernels/host/ops.h"
 
 namespace jaxgraph {
 
@@ -83,11 +83,12 @@ class TestEmitter final : public Emitter {
   // As on the host.
   Status EmitSlotFill(const SlotFill& fill, Launch* launch) const override {
     if (fail) return Status(Code::kUnsupported, "told to fail");
-    return HostEmitter().EmitSlotFill(fill, launch);
+    EmitHostSlotFill(fill, launch);
+    return Status::Ok();
   }
   Status EmitSlotDrain(const SlotDrain& drain, Launch* launch) const override {
     if (fail) return Status(Code::kUnsupported, "told to fail");
-    JAXGRAPH_RETURN_IF_ERROR(HostEmitter().EmitSlotDrain(drain, launch));
+    EmitHostSlotDrain(drain, launch);
     launch->dependent = true;
     return Status::Ok();
   }
