@@ -14,10 +14,67 @@ namespace jaxgraph {
 namespace {
 
 #if __CUDA_ARCH__ >= 900
-struct Place {
-  static __device__ __forceinline__ uint32_t Of(int line, int piece) {
-    return PlaceOf(line, piece);
+// The order in which a warp's stages arrive; the pieces of their lines lie at PlaceOf.
+template <bool kAlongK, bool kPair>
+class Supply {
+ public:
+  using S = Shape<kAlongK, kPair>;
+
+  __device__ Supply(const StreamParams& p, const BlockPlace& place, char* ring)
+      : p_(p),
+        share_(ShareOf<kAlongK>(p, place)),
+        ring_(SharedAddress(ring)),
+        policy_(ReadOncePolicy()),
+        clusters_(place.clusters),
+        tile_(place.cluster) {
+    if (First() >= share_.end) tile_ = p.pieces;  // k is short: nothing to do
+    at_ = First();
   }
+
+  // Starts the copies of the next stage, if there is one; commits them either way.
+  __device__ __forceinline__ void Start(int stage) {
+    if (tile_ < p_.pieces) {
+      const Tile tile = TileOf<S>(p_, tile_);
+      const int lane = threadIdx.x % kWarp, piece = lane % 8, line = lane / 8;
+      const int along = (kAlongK ? at_ : tile.column) + 8 * piece;  // lines
+      const int across = (kAlongK ? tile.column : at_) + line;
+      const uint32_t to = ring_ + stage * kStageBytes;
+#pragma unroll
+      for (int side = 0; side < S::kSides; ++side) {
+        const StreamedProduct& product = p_.product[tile.first + side];
+        const int end_along = kAlongK ? share_.end : product.n;
+        const int end_across = kAlongK ? product.n : share_.end;
+        const char* from = product.weights + across * product.pitch + 2 * along;
+        const int64_t step = 4 * product.pitch;
+#pragma unroll
+        for (int j = 0; j < S::kSideLines; j += 4) {
+          const bool inside = along < end_along && across + j < end_across;
+          CopyAsync(to + PlaceOf(side * S::kSideLines + j + line, piece),
+                    inside ? from : product.weights, inside, policy_);
+          from += step;
+        }
+      }
+      at_ += kStreamWarps * S::kDepth;
+      if (at_ >= share_.end) {
+        tile_ += clusters_;
+        at_ = First();
+      }
+    }
+    CommitCopies();
+  }
+
+  __device__ __forceinline__ int First() const {
+    return share_.begin + static_cast<int>(threadIdx.x / kWarp) * S::kDepth;
+  }
+  __device__ __forceinline__ const Share& share() const { return share_; }
+
+ private:
+  const StreamParams& p_;
+  const Share share_;
+  const uint32_t ring_;
+  const uint64_t policy_;
+  const int clusters_;
+  int tile_, at_;
 };
 
 // sum += the stage (as columns by k) * row, the first of a tensor-core instruction's eight.
@@ -83,7 +140,7 @@ __global__ void __launch_bounds__(kStreamThreads, 3)
   char* row = reinterpret_cast<char*>(by_block + (p.splits > 1 ? p.splits * sums : 0));
 
   const BlockPlace place = PlaceOfBlock(p);
-  Supply<kAlongK, kPair, Place> supply(p, place, ring);
+  Supply<kAlongK, kPair> supply(p, place, ring);
   LetNextStart();
   if (p.splits > 1) {
     if (threadIdx.x == 0) {
