@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "tests/ffi/kernels/node_case.h"
+
 namespace jaxgraph::testing {
 namespace {
 
@@ -12,13 +14,7 @@ TensorRef Tensor(DType t, uint32_t base, const std::vector<int64_t>& shape) {
   TensorRef r;
   r.dtype = t;
   r.base = base;
-  r.rank = static_cast<uint8_t>(shape.size());
-  int64_t stride = 1;
-  for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
-    r.shape[d] = shape[d];
-    r.strides[d] = stride;
-  }
-  return r;
+  return Viewed(r, shape);
 }
 
 // [index computed, keys written, values written, attention]; memory that is never touched.

@@ -118,15 +118,9 @@ struct GroupCase {
 inline TensorRef AddDense(GroupCase* c, DType t, const std::vector<int64_t>& shape) {
   TensorRef ref;
   ref.dtype = t;
-  ref.rank = static_cast<uint8_t>(shape.size());
   ref.base = static_cast<uint32_t>(c->buffers.size());
-  int64_t size = 1;
-  for (int d = ref.rank - 1; d >= 0; --d) {
-    ref.shape[d] = shape[d];
-    ref.strides[d] = size;
-    size *= shape[d];
-  }
-  c->buffers.emplace_back(size * static_cast<int64_t>(SizeOf(t)), kPoison);
+  ref = Viewed(ref, shape);
+  c->buffers.emplace_back(ref.num_elements() * static_cast<int64_t>(SizeOf(t)), kPoison);
   return ref;
 }
 

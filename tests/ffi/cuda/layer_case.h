@@ -81,15 +81,6 @@ inline LayerCase MakeLayers(Rng& rng, const StepShape& s) {
     FillQuickly(rng, &c, ref, scale, offset);
     return ref;
   };
-  const auto viewed = [](TensorRef ref, const std::vector<int64_t>& shape) {
-    int64_t stride = 1;
-    ref.rank = static_cast<uint8_t>(shape.size());
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
-      ref.shape[d] = shape[d];
-      ref.strides[d] = stride;
-    }
-    return ref;
-  };
   const auto weights = [&](int64_t n, int64_t k) {
     TensorRef ref = filled({1, 1, n, k}, 2.0f / std::sqrt(static_cast<float>(k)));
     std::swap(ref.shape[2], ref.shape[3]);
@@ -101,8 +92,8 @@ inline LayerCase MakeLayers(Rng& rng, const StepShape& s) {
     node.op = Op::kMatmul;
     const int64_t k = matrix.shape[2], n = matrix.shape[3];
     const TensorRef out = arena(t, {n});
-    node.srcs = {viewed(row, {1, 1, 1, k}), matrix};
-    node.outs = {viewed(out, {1, 1, 1, n})};
+    node.srcs = {Viewed(row, {1, 1, 1, k}), matrix};
+    node.outs = {Viewed(out, {1, 1, 1, n})};
     c.nodes.push_back(node);
     return out;
   };
@@ -158,16 +149,16 @@ inline LayerCase MakeLayers(Rng& rng, const StepShape& s) {
 
     TensorRef sum;
     const TensorRef normed = norm(row, adds ? &added : nullptr, l.norm_weight, &sum);
-    const TensorRef q = viewed(product(normed, l.query), {s.kv_heads * s.heads, s.width});
-    const TensorRef k = viewed(product(normed, l.key), {s.kv_heads, s.width});
-    const TensorRef v = viewed(product(normed, l.value), {s.kv_heads, s.width});
+    const TensorRef q = Viewed(product(normed, l.query), {s.kv_heads * s.heads, s.width});
+    const TensorRef k = Viewed(product(normed, l.key), {s.kv_heads, s.width});
+    const TensorRef v = Viewed(product(normed, l.value), {s.kv_heads, s.width});
     const TensorRef q_turned = arena(t, {s.kv_heads * s.heads, s.width});
     const TensorRef k_turned = arena(t, {s.kv_heads, s.width});
     c.nodes.push_back(RotaryNode(q, q_turned, c.cos, c.sin));
     c.nodes.push_back(RotaryNode(k, k_turned, c.cos, c.sin));
     const auto slices = [&](const TensorRef& rows) {
-      return s.positions_first ? viewed(rows, {1, 1, 1, s.kv_heads, s.width})
-                               : viewed(rows, {1, 1, s.kv_heads, 1, s.width});
+      return s.positions_first ? Viewed(rows, {1, 1, 1, s.kv_heads, s.width})
+                               : Viewed(rows, {1, 1, s.kv_heads, 1, s.width});
     };
     const uint8_t dim = s.positions_first ? 1 : 2;
     const IndexMode mode = s.drops ? IndexMode::kFillOrDrop : IndexMode::kClip;
@@ -195,7 +186,7 @@ inline LayerCase MakeLayers(Rng& rng, const StepShape& s) {
     seen.shape = {1, s.kv_heads, s.heads, s.rows};
     seen.strides = {};
     const TensorRef attended = arena(t, {1, s.kv_heads, s.heads, s.width});
-    attention.srcs = {viewed(q_turned, {1, s.kv_heads, s.heads, s.width}), keys, values, seen};
+    attention.srcs = {Viewed(q_turned, {1, s.kv_heads, s.heads, s.width}), keys, values, seen};
     attention.outs = {attended};
     c.nodes.push_back(attention);
 

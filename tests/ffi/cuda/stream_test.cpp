@@ -3,6 +3,7 @@
 #include "ffi/kernels/cuda/stream.h"
 
 #include "ffi/kernels/cuda/strided_space.h"
+#include "tests/ffi/cuda/clusters_at_once.h"
 #include "tests/ffi/cuda/cuda_test.h"
 #include "tests/ffi/cuda/small_nodes.h"
 #include "tests/ffi/kernels/run_host.h"
@@ -473,18 +474,8 @@ TEST_F(StreamTest, AllClustersRunAtOnce) {
         ASSERT_CUDA(cudaFuncSetAttribute(launch.kernel->cuda_function,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(launch.shared_bytes)));
-        cudaLaunchAttribute cluster = {};
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim = {launch.cluster, 1, 1};
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(launch.grid[0]);
-        config.blockDim = dim3(launch.block[0]);
-        config.dynamicSmemBytes = launch.shared_bytes;
-        config.attrs = &cluster;
-        config.numAttrs = 1;
         int at_once = 0;
-        ASSERT_CUDA(
-            cudaOccupancyMaxActiveClusters(&at_once, launch.kernel->cuda_function, &config));
+        ASSERT_CUDA(ClustersAtOnce(launch, &at_once));
         EXPECT_LE(launch.grid[0] / launch.cluster, static_cast<uint32_t>(at_once))
             << k << " to " << n << (along_k ? " along k, " : " along n, ") << m << " rows";
       }

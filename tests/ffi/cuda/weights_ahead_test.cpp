@@ -5,19 +5,15 @@
 
 #include <vector>
 
+#include "tests/ffi/kernels/node_case.h"
+
 namespace jaxgraph::testing {
 namespace {
 
 TensorRef Tensor(DType t, const std::vector<int64_t>& shape) {
   TensorRef r;
   r.dtype = t;
-  r.rank = static_cast<uint8_t>(shape.size());
-  int64_t stride = 1;
-  for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
-    r.shape[d] = shape[d];
-    r.strides[d] = stride;
-  }
-  return r;
+  return Viewed(r, shape);
 }
 
 // [attention, output, norm, gate, up, activation, down]; memory that is never touched.

@@ -49,6 +49,17 @@ struct Value {
   int64_t i = 0;
 };
 
+// The tensor's memory as a dense one of this shape, row-major.
+inline TensorRef Viewed(TensorRef t, const std::vector<int64_t>& shape) {
+  int64_t stride = 1;
+  t.rank = static_cast<uint8_t>(shape.size());
+  for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
+    t.shape[d] = shape[d];
+    t.strides[d] = stride;
+  }
+  return t;
+}
+
 template <typename T>
 T LoadAs(const char* p) {
   T v;
