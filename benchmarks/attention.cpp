@@ -11,14 +11,14 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/check.h"
+#include "benchmarks/filled_memory.h"
+#include "benchmarks/graph_timer.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "tests/ffi/kernels/random_attention.h"
@@ -48,44 +48,14 @@ constexpr int64_t kItem = 2;
 constexpr int kLaunches = 50;
 constexpr int64_t kModelWidth = 2048, kLarge = 16384, kSmall = 2048;  // products of 64 and 8 MB
 
-TensorRef Tensor(DType t, const std::vector<int64_t>& shape, std::vector<int64_t> strides = {}) {
+TensorRef Tensor(DType t, const std::vector<int64_t>& shape,
+                 const std::vector<int64_t>& strides = {}) {
   TensorRef r;
   r.dtype = t;
-  r.rank = static_cast<uint8_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), r.shape.begin());
-  if (strides.empty()) {
-    strides.resize(shape.size());
-    int64_t stride = 1;
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) strides[d] = stride;
-  }
+  r = Viewed(r, shape);
   std::copy(strides.begin(), strides.end(), r.strides.begin());
   return r;
 }
-
-// Device memory, filled with bf16 numbers of both signs between 2^-7 and 2^-3.
-class Memory {
- public:
-  explicit Memory(int64_t bytes) {
-    CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&data_), bytes));
-    std::vector<uint16_t> noise(1 << 20);
-    uint32_t state = 1;
-    for (uint16_t& n : noise) {
-      state = state * 1664525u + 1013904223u;
-      n = static_cast<uint16_t>(((state >> 16) & 0x81ff) + 0x3c00);
-    }
-    const int64_t pattern = static_cast<int64_t>(noise.size()) * kItem;
-    for (int64_t at = 0; at < bytes; at += pattern) {
-      CHECK_CUDA(cudaMemcpy(data_ + at, noise.data(), std::min(pattern, bytes - at),
-                            cudaMemcpyHostToDevice));
-    }
-  }
-  ~Memory() { cudaFree(data_); }
-  Memory(const Memory&) = delete;
-  char* at(int64_t offset) const { return data_ + offset; }
-
- private:
-  char* data_ = nullptr;
-};
 
 class Bench {
  public:
@@ -94,9 +64,9 @@ class Bench {
         cache_bytes_(c.batch * c.kv_heads * c.context * c.width * kItem),
         copies_(std::clamp<int64_t>((int64_t{320} << 20) / (2 * cache_bytes_), 2, kLaunches)),
         row_bytes_(c.batch * c.kv_heads * c.width * kItem),
-        caches_(2 * copies_ * cache_bytes_),
-        activations_(kActivationBytes),
-        weights_(kWeights * kModelWidth * kLarge * kItem) {
+        caches_(memory_.Take(2 * copies_ * cache_bytes_)),
+        activations_(memory_.Take(kActivationBytes)),
+        weights_(memory_.Take(kWeights * kModelWidth * kLarge * kItem)) {
     const int32_t position = static_cast<int32_t>(c.position);
     CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&position_), 2 * sizeof position));
     for (int i = 0; i < 2; ++i) {
@@ -181,29 +151,29 @@ class Bench {
   }
 
   char* Cache(int i, bool values) const {
-    return caches_.at((2 * (i % copies_) + values) * cache_bytes_);
+    return caches_ + (2 * (i % copies_) + values) * cache_bytes_;
   }
   ResolvedNode Attention(int i) const {
     ResolvedNode n;
     n.node = &attention_;
-    n.outs = {activations_.at(kOutputAt)};
-    if (attention_.outs.size() > 1) n.outs.push_back(activations_.at(kWorkspaceAt));
-    n.srcs = {activations_.at(kProductAt), Cache(i, false), Cache(i, true), position_};
+    n.outs = {activations_ + kOutputAt};
+    if (attention_.outs.size() > 1) n.outs.push_back(activations_ + kWorkspaceAt);
+    n.srcs = {activations_ + kProductAt, Cache(i, false), Cache(i, true), position_};
     return n;
   }
   ResolvedNode SetRows(int i, bool values) const {
     ResolvedNode n;
     n.node = &set_rows_;
     n.outs = {Cache(i, values)};
-    n.srcs = {n.outs[0], activations_.at(kProductAt), position_ + sizeof(int32_t)};
+    n.srcs = {n.outs[0], activations_ + kProductAt, position_ + sizeof(int32_t)};
     return n;
   }
   // Its weights are the `i`-th small ones, or (0) the first large ones.
   ResolvedNode Product(const Node& product, int64_t i) const {
     ResolvedNode n;
     n.node = &product;
-    n.outs = {activations_.at(kProductAt)};
-    n.srcs = {activations_.at(kInputAt), weights_.at(i * kModelWidth * kSmall * kItem)};
+    n.outs = {activations_ + kProductAt};
+    n.srcs = {activations_ + kInputAt, weights_ + i * kModelWidth * kSmall * kItem};
     n.constant_srcs = 2;
     return n;
   }
@@ -221,47 +191,15 @@ class Bench {
 
   const Case& case_;
   const int64_t cache_bytes_, copies_, row_bytes_;
-  Memory caches_, activations_, weights_;
+  FilledMemory memory_;
+  char *const caches_, *const activations_, *const weights_;
   char* position_ = nullptr;
   Node attention_, set_rows_, large_, small_;
 };
 
 // Median time of a replay, in µs.
 double TimeGraph(GraphDevice& device, const std::vector<Launch>& launches) {
-  Stream stream = nullptr, capture = nullptr;
-  Check(device.CreateStream(&stream));
-  Check(device.CreateStream(&capture));
-  Check(device.BeginCapture(capture));
-  for (const Launch& launch : launches) {
-    NodeHandle node;
-    Check(device.CaptureKernel(launch, capture, &node));
-  }
-  GraphHandle graph = nullptr;
-  ExecHandle exec = nullptr;
-  Check(device.EndCapture(capture, &graph));
-  Check(device.Instantiate(graph, &exec));
-  const auto at = static_cast<cudaStream_t>(stream);
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 18; ++i) {
-    CHECK_CUDA(cudaEventRecord(begin, at));
-    Check(device.LaunchGraph(exec, stream));
-    CHECK_CUDA(cudaEventRecord(end, at));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(1000 * ms);
-  }
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  device.DestroyExec(exec);
-  device.DestroyGraph(graph);
-  device.DestroyStream(stream);
-  device.DestroyStream(capture);
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
+  return GraphTimer(device, launches).Median(15, 1, 3);
 }
 
 int Main(const char* only) {

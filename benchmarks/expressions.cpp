@@ -2,13 +2,13 @@
 // dependent launch. cmake --build build -t expressions && build/expressions
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/check.h"
+#include "benchmarks/graph_timer.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "ffi/kernels/cuda/jit/jit.h"
@@ -20,51 +20,21 @@ namespace {
 constexpr int kNodes = 200, kRepetitions = 15;
 
 // Median time of a node in a graph of kNodes like it.
-double Measure(GraphDevice* device, const std::vector<Launch>& node, bool dependent,
-               cudaStream_t stream) {
-  Stream capture = nullptr;
-  Check(device->CreateStream(&capture));
-  Check(device->BeginCapture(capture));
+double Measure(GraphDevice& device, const std::vector<Launch>& node, bool dependent) {
+  std::vector<Launch> launches;
   for (int i = 0; i < kNodes; ++i) {
     for (Launch launch : node) {
       launch.dependent = dependent && i > 0;
-      NodeHandle handle = nullptr;
-      Check(device->CaptureKernel(launch, capture, &handle));
+      launches.push_back(std::move(launch));
     }
   }
-  GraphHandle graph = nullptr;
-  ExecHandle exec = nullptr;
-  Check(device->EndCapture(capture, &graph));
-  Check(device->Instantiate(graph, &exec));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int i = 0; i < kRepetitions; ++i) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    Check(device->LaunchGraph(exec, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(1e3 * ms / kNodes);
-  }
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  device->DestroyExec(exec);
-  device->DestroyGraph(graph);
-  device->DestroyStream(capture);
-  std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
-  return times[kRepetitions / 2];
+  return GraphTimer(device, launches).Median(kRepetitions, 1, 0) / kNodes;
 }
 
 void Run() {
   auto device = MakeCudaDevice(0);
   int previous = 0;
   Check(device->EnterDevice(&previous));
-  Stream stream = nullptr;
-  Check(device->CreateStream(&stream));
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
   Rng rng(1);
   const std::vector<std::pair<const char*, NodeCase>> cases = {
       {"rotary 9x64", Rotary(rng, 9, 64)},
@@ -100,15 +70,14 @@ void Run() {
       std::vector<Launch> launches;
       size_t covered = 0;
       Check(emitter->Emit({Resolve(c.node, addresses)}, 0, true, &launches, &covered));
-      const double plain = Measure(device.get(), launches, false, cuda_stream);
-      const double dependent = Measure(device.get(), launches, true, cuda_stream);
+      const double plain = Measure(*device, launches, false);
+      const double dependent = Measure(*device, launches, true);
       std::printf(" %10.2f %10.2f", plain, dependent);
     }
     std::printf("\n");
     for (void* p : memory) CHECK_CUDA(cudaFree(p));
   }
   std::printf("%s\n", Jit::Describe().c_str());
-  device->DestroyStream(stream);
   device->LeaveDevice(previous);
 }
 

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "benchmarks/check.h"
+#include "benchmarks/graph_timer.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
 #include "tests/ffi/cuda/layer_case.h"
@@ -40,7 +40,6 @@ class Bench {
  public:
   Bench(GraphDevice& device, const Case& c) : device_(device) {
     Check(device.CreateStream(&stream_));
-    Check(device.CreateStream(&capture_));
     StepShape s;
     s.layers = c.layers, s.size = c.size, s.kv_heads = c.kv_heads, s.heads = c.heads;
     s.width = c.width, s.hidden = c.hidden, s.rows = c.rows;
@@ -64,7 +63,6 @@ class Bench {
   }
   ~Bench() {
     device_.DestroyStream(stream_);
-    device_.DestroyStream(capture_);
     for (char* data : memory_) cudaFree(data);
   }
 
@@ -92,38 +90,14 @@ class Bench {
   }
 
   Timing Time() {
-    Check(device_.BeginCapture(capture_));
-    for (const Launch& launch : launches_) {
-      NodeHandle node;
-      Check(device_.CaptureKernel(launch, capture_, &node));
-    }
-    GraphHandle graph = nullptr;
-    ExecHandle exec = nullptr;
-    Check(device_.EndCapture(capture_, &graph));
-    Check(device_.Instantiate(graph, &exec));
-    cudaEvent_t begin, end;
-    CHECK_CUDA(cudaEventCreate(&begin));
-    CHECK_CUDA(cudaEventCreate(&end));
-    const auto elapsed = [&](int replays) {
-      CHECK_CUDA(cudaEventRecord(begin, stream()));
-      for (int i = 0; i < replays; ++i) Check(device_.LaunchGraph(exec, stream_));
-      CHECK_CUDA(cudaEventRecord(end, stream()));
-      CHECK_CUDA(cudaEventSynchronize(end));
-      float ms = 0;
-      CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-      return 1000.0 * ms / replays;
-    };
+    GraphTimer timer(device_, launches_);
     std::vector<double> times;
-    for (int i = 0; i < kReplays; ++i) times.push_back(elapsed(1));
+    for (int i = 0; i < kReplays; ++i) times.push_back(timer.Time());
     Timing t;
-    t.in_a_row = elapsed(kReplays);
+    t.in_a_row = timer.Time(kReplays);
     std::sort(times.begin(), times.end());
     t.median = times[kReplays / 2];
     t.least = times[0];
-    CHECK_CUDA(cudaEventDestroy(begin));
-    CHECK_CUDA(cudaEventDestroy(end));
-    device_.DestroyExec(exec);
-    device_.DestroyGraph(graph);
     return t;
   }
 
@@ -137,7 +111,7 @@ class Bench {
   }
 
   GraphDevice& device_;
-  Stream stream_ = nullptr, capture_ = nullptr;
+  Stream stream_ = nullptr;
   LayerCase case_;
   std::vector<char*> memory_;
   std::vector<Launch> launches_;

@@ -10,14 +10,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/check.h"
+#include "benchmarks/filled_memory.h"
+#include "benchmarks/graph_timer.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/cuda_emitter.h"
+#include "tests/ffi/cuda/clusters_at_once.h"
 #include "tests/ffi/cuda/group_case.h"
 #include "tests/ffi/cuda/small_nodes.h"
 #include "tests/ffi/kernels/random_attention.h"
@@ -35,40 +37,6 @@ constexpr Model kModels[] = {{"135m", 30, 576, 9, 3, 64, 1536, 49152},
 constexpr int64_t kContext = 1024;
 constexpr int32_t kPosition = 512;
 constexpr DType kType = DType::kBF16;
-
-// Device memory, filled with bf16 numbers of both signs between 2^-7 and 2^-3.
-class Memory {
- public:
-  char* Take(int64_t bytes) {
-    char* data = nullptr;
-    CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&data), bytes));
-    taken_.push_back(data);
-    if (pattern_ == nullptr) {
-      std::vector<uint16_t> noise(kPattern / 2);
-      uint32_t state = 1;
-      for (uint16_t& n : noise) {
-        state = state * 1664525u + 1013904223u;
-        n = static_cast<uint16_t>(((state >> 16) & 0x81ff) + 0x3c00);
-      }
-      CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&pattern_), kPattern));
-      CHECK_CUDA(cudaMemcpy(pattern_, noise.data(), kPattern, cudaMemcpyHostToDevice));
-    }
-    for (int64_t at = 0; at < bytes; at += kPattern) {
-      CHECK_CUDA(cudaMemcpyAsync(data + at, pattern_, std::min(kPattern, bytes - at),
-                                 cudaMemcpyDeviceToDevice));
-    }
-    return data;
-  }
-  ~Memory() {
-    for (char* data : taken_) cudaFree(data);
-    cudaFree(pattern_);
-  }
-
- private:
-  static constexpr int64_t kPattern = 1 << 21;
-  std::vector<char*> taken_;
-  char* pattern_ = nullptr;
-};
 
 class Step {
  public:
@@ -106,15 +74,6 @@ class Step {
     ref.base = static_cast<uint32_t>(bases_.size());
     ref = Viewed(ref, shape);
     bases_.push_back(memory_.Take(ref.num_elements() * static_cast<int64_t>(SizeOf(t))));
-    return ref;
-  }
-  static TensorRef Viewed(TensorRef ref, const std::vector<int64_t>& shape) {
-    int64_t stride = 1;
-    ref.rank = static_cast<uint8_t>(shape.size());
-    for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
-      ref.shape[d] = shape[d];
-      ref.strides[d] = stride;
-    }
     return ref;
   }
   TensorRef Product(const TensorRef& row, int64_t k, int64_t n) {
@@ -247,7 +206,7 @@ class Step {
   const Model m_;
   const int64_t rows_;
   const bool along_k_;
-  Memory memory_;
+  FilledMemory memory_;
   std::vector<char*> bases_;
   std::vector<Node> nodes_;
   char* scratch_ = nullptr;
@@ -255,57 +214,9 @@ class Step {
 };
 
 // Median microseconds of a replay.
-double TimeGraph(GraphDevice& device, std::vector<Launch> launches, int rounds = 9) {
-  Stream capture = nullptr;
-  Check(device.CreateStream(&capture));
-  Check(device.BeginCapture(capture));
+double TimeGraph(GraphDevice& device, std::vector<Launch> launches) {
   launches.front().dependent = false;
-  for (const Launch& launch : launches) {
-    NodeHandle node = nullptr;
-    Check(device.CaptureKernel(launch, capture, &node));
-  }
-  GraphHandle graph = nullptr;
-  ExecHandle exec = nullptr;
-  Check(device.EndCapture(capture, &graph));
-  Check(device.Instantiate(graph, &exec));
-  const auto stream = static_cast<cudaStream_t>(capture);
-  cudaEvent_t start, stop;
-  CHECK_CUDA(cudaEventCreate(&start));
-  CHECK_CUDA(cudaEventCreate(&stop));
-  constexpr int kReplays = 4;
-  std::vector<double> times;
-  for (int round = 0; round <= rounds; ++round) {
-    CHECK_CUDA(cudaEventRecord(start, stream));
-    for (int i = 0; i < kReplays; ++i) Check(device.LaunchGraph(exec, capture));
-    CHECK_CUDA(cudaEventRecord(stop, stream));
-    CHECK_CUDA(cudaEventSynchronize(stop));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
-    if (round > 0) times.push_back(1000.0 * ms / kReplays);
-  }
-  CHECK_CUDA(cudaEventDestroy(start));
-  CHECK_CUDA(cudaEventDestroy(stop));
-  device.DestroyExec(exec);
-  device.DestroyGraph(graph);
-  device.DestroyStream(capture);
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
-
-// How many of a launch's clusters run at once.
-int ClustersAtOnce(const Launch& launch) {
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {launch.cluster, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(launch.grid[0]);
-  config.blockDim = dim3(launch.block[0]);
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int clusters = 0;
-  CHECK_CUDA(cudaOccupancyMaxActiveClusters(&clusters, launch.kernel->cuda_function, &config));
-  return clusters;
+  return GraphTimer(device, launches).Median(9, 4);
 }
 
 // What each launch of a layer adds, from the attention on.
@@ -328,8 +239,9 @@ void PrintParts(GraphDevice& device, const std::vector<Launch>& all, double whol
     std::printf("  %6.2f us  %s, %u blocks of %u KB", less / static_cast<double>(attentions.size()),
                 launch.kernel->name, launch.grid[0], launch.shared_bytes / 1024);
     if (launch.cluster > 1) {
-      std::printf(", %u clusters, %d at once", launch.grid[0] / launch.cluster,
-                  ClustersAtOnce(launch));
+      int at_once = 0;
+      CHECK_CUDA(ClustersAtOnce(launch, &at_once));
+      std::printf(", %u clusters, %d at once", launch.grid[0] / launch.cluster, at_once);
     }
     std::printf("\n");
   }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "benchmarks/check.h"
+#include "benchmarks/graph_timer.h"
 #include "ffi/device/cuda/cuda_device.h"
 #include "ffi/kernels/cuda/launch_params.h"
 #include "ffi/kernels/cuda/stream.h"
@@ -191,41 +192,10 @@ class Step {
 
 // Median microseconds of one replay.
 double TimeGraph(std::vector<Launch> launches, bool dependent, int replays = 10, int rounds = 7) {
-  std::unique_ptr<GraphDevice> device = MakeCudaDevice(0);
-  Stream capture = nullptr;
-  Check(device->CreateStream(&capture));
+  const std::unique_ptr<GraphDevice> device = MakeCudaDevice(0);
   for (Launch& launch : launches) launch.dependent &= dependent;
   launches.front().dependent = false;
-  Check(device->BeginCapture(capture));
-  for (const Launch& launch : launches) {
-    NodeHandle node = nullptr;
-    Check(device->CaptureKernel(launch, capture, &node));
-  }
-  GraphHandle graph = nullptr;
-  ExecHandle exec = nullptr;
-  Check(device->EndCapture(capture, &graph));
-  Check(device->Instantiate(graph, &exec));
-  cudaStream_t stream = static_cast<cudaStream_t>(capture);
-  cudaEvent_t start, stop;
-  CHECK_CUDA(cudaEventCreate(&start));
-  CHECK_CUDA(cudaEventCreate(&stop));
-  std::vector<double> times;
-  for (int round = 0; round <= rounds; ++round) {
-    CHECK_CUDA(cudaEventRecord(start, stream));
-    for (int i = 0; i < replays; ++i) Check(device->LaunchGraph(exec, capture));
-    CHECK_CUDA(cudaEventRecord(stop, stream));
-    CHECK_CUDA(cudaEventSynchronize(stop));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
-    if (round > 0) times.push_back(1000.0 * ms / replays);
-  }
-  CHECK_CUDA(cudaEventDestroy(start));
-  CHECK_CUDA(cudaEventDestroy(stop));
-  device->DestroyExec(exec);
-  device->DestroyGraph(graph);
-  device->DestroyStream(capture);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return GraphTimer(*device, launches).Median(rounds, replays);
 }
 
 // The best tunings of each product by itself.
