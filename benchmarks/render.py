@@ -81,7 +81,12 @@ def _tables(out: Path, decode: list[Figures]) -> Iterator[str]:
         yield "## What deciding costs\n\n" + _identity(load(out / "identity.json"))
     if (out / "planning.json").exists():
         yield "## What planning costs\n\n" + _planning(load(out / "planning.json"))
-    for part, title in (("products", "Streaming products"), ("attention", "Decode attention")):
+    for part, title in (
+        ("products", "Streaming products"),
+        ("attention", "Decode attention"),
+        ("layers", "Layers of small models"),
+        ("steps", "What each launch adds to a step"),
+    ):
         if (out / f"{part}.json").exists():
             yield f"## {title}\n\n```text\n{load(out / f'{part}.json')['text'].rstrip()}\n```"
     for file in sorted(out.glob("timeline_*.json")):

@@ -28,7 +28,14 @@ sys.path.insert(0, str(HERE))
 from render import render  # noqa: E402
 
 PARTS = ("decode", "timeline", "ops", "regions", "profitability", "identity", "planning")
-PARTS += ("products", "attention")  # in C++
+# Those in C++, by the targets that they are.
+TARGETS = {
+    "products": "stream_products",
+    "attention": "attention",
+    "layers": "layers",
+    "steps": "steps",
+}
+PARTS += tuple(TARGETS)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     if "profitability" in arguments.only:
         for name in ("rows", "pieces", "prefill"):
             yield Job(f"profitability_{name}", python("profitability.py", name))
-    for part, target in (("products", "stream_products"), ("attention", "attention")):
+    for part, target in TARGETS.items():
         if part in arguments.only:
             program = built(target, arguments.build)
             if program is not None:

@@ -262,3 +262,9 @@ def test_what_cannot_be_built_is_left_out(suite, tmp_path, monkeypatch, capsys, 
     said = capsys.readouterr().out
     assert "stream_products: left out" in said and "GoogleTest" in said
     assert ("no CUDA compiler" in said) == bool(tools)
+
+
+def test_every_target_is_a_benchmark(suite):
+    assert set(suite.TARGETS) <= set(suite.PARTS)
+    for target in suite.TARGETS.values():
+        assert (suite.HERE / f"{target}.cpp").exists(), target
